@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ..core.algorithm import Algorithm, Errand, Recipe
+from ..core.fields import Count
+from ..core.tree import Tree
+from .fedavg import FedAvg
+
+
+@dataclass(frozen=True)
+class FineTuned:
+    """X+FT: after the last round of any method, every client trains the final model on its own data and keeps it.
+
+    Plain local training: no proximal term, no control variates.
+    """
+
+    base: Recipe = FedAvg()
+    epochs: Count = 5
+    part: Literal["all", "head"] = "all"
+
+    def stages(self, plan):
+        *before, last = self.base.stages(plan)
+        yield from (*before, last)
+        yield last.errand(FineTune(base=last.algorithm, part=self.part), epochs=self.epochs, fresh=False)
+
+
+@dataclass(frozen=True)
+class FineTune(Errand):
+    """The last stage of FineTuned. down: as its base; up: nothing; memory: tuned, with what its base remembers"""
+
+    part: Literal["all", "head"] = "all"
+
+    begin, phase, step = Algorithm.begin, Algorithm.phase, Algorithm.step  # training of its own, not the base's
+
+    def initial_memory(self, client):
+        return super().initial_memory(client).replace(tuned=Tree())
+
+    def start(self, client):
+        return self.base.personal(client)
+
+    def trains(self, client, name):
+        return self.part == "all" or name in client.net.head
+
+    def finish(self, client, local):
+        return Tree(), Tree(tuned=Tree(params=local.params, buffers=local.buffers))
+
+    def personal(self, client, local=None):
+        return client.memory.tuned if local is None else local

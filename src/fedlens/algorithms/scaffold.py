@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..core.algorithm import Algorithm
+from ..core.tree import mean
+from ..core.weighting import uniformly
+
+
+@dataclass(frozen=True)
+class Scaffold(Algorithm):
+    """Karimireddy et al., 2020, option II: control variates take out what makes a client drift.
+
+    down: model, control; up: delta, control, weight; memory: control
+
+    Differs from the paper: with momentum the local path is divided by its reach instead of the number of steps.
+    """
+
+    default_weighting = uniformly
+
+    def setup(self, server):
+        state = super().setup(server)
+        return state.replace(control=state.model.params.zeros())
+
+    def broadcast(self, server):
+        return super().broadcast(server).replace(control=server.state.control)
+
+    def initial_memory(self, client):
+        return super().initial_memory(client).replace(control=client.received.control.zeros())
+
+    def gradient(self, client, local, batch):
+        grads = super().gradient(client, local, batch)
+        correction = (client.received.control - client.memory.control).within(grads)
+        return grads | (grads.within(correction) + correction)
+
+    def finish(self, client, local):
+        upload, memory = super().finish(client, local)
+        moved = client.received.control.zeros()
+        if client.steps:
+            pace = upload.delta.params / (-client.optimizer.lr * client.optimizer.reach(client.steps))
+            moved = pace - client.received.control
+        return upload.replace(control=moved), memory.replace(control=client.memory.control + moved)
+
+    def aggregate(self, server, uploads):
+        moved = mean([u.control for u in uploads], [1.0] * len(uploads)) * (len(uploads) / server.population)
+        return super().aggregate(server, uploads).replace(control=server.state.control + moved)

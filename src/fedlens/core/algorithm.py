@@ -1,0 +1,235 @@
+"""The only file to read before writing an algorithm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from .batches import Dataset, Shard
+from .cohort import Cohort, Everyone
+from .fields import Positive
+from .network import Network
+from .objective import cross_entropy
+from .optimizer import Optimizer, Sgd
+from .tree import Tree, grad, mean
+from .weighting import by_examples
+
+
+@dataclass(frozen=True)
+class Client:
+    """All that a client can see in one round."""
+
+    net: Network
+    received: Tree  # the server's broadcast
+    memory: Tree  # what it kept from earlier rounds
+    shared: Tree  # one-off common payload (FedXDS, FedFed); empty otherwise
+    objective: Callable  # (client, weights, batch, out) -> scalar
+    optimizer: Any
+    phase: str = ""  # which kind of local step this is (FedRep: "head", then "body")
+    # Known to begin, finish and the weighting, but not to step: a recorded step would keep the first client's for ever.
+    weighting: Any = None
+    examples: Any = None
+    steps: Any = None  # local steps this round
+    round: Any = None  # since memories began
+    key: Any = None  # this client's randomness in this round
+    data: Shard | Any = None
+    test: Shard | Any = None
+
+    def inside(self, **static: Any) -> Client:
+        """The view that `step` gets. What differs between clients or rounds reaches it through local and batch."""
+        hidden = dict.fromkeys(("weighting", "examples", "steps", "round", "key", "data", "test"))
+        return replace(self, optimizer=replace(self.optimizer, lr=math.nan), **hidden, **static)
+
+
+@dataclass(frozen=True)
+class Server:
+    """All that the server can see."""
+
+    net: Network
+    state: Tree
+    population: int
+    round: int = 0
+    key: int = 0  # its randomness in this round
+    auxiliary: Dataset | None = None
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Run `algorithm` for `rounds` rounds. Complete: nothing about local training is known elsewhere."""
+
+    algorithm: Any  # an Algorithm; the plan that a recipe is asked to carry out has none yet
+    rounds: int
+    cohort: Cohort
+    optimizer: Optimizer = Sgd()
+    epochs: int = 1
+    steps: int | None = None  # in place of epochs
+    size: int = 32  # of a batch
+    objective: Callable = cross_entropy
+    weighting: Any = None  # how much a client counts: a function of the client; None: what the algorithm prefers
+    uplink: tuple[Any, ...] = ()  # encode(client, upload) -> (upload, memory); decode(server, upload)
+    fresh: bool = False  # forget server state (but `shared`) and client memories first
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """All that may declare memory, by a method initial_memory(client)."""
+        return self.algorithm, self.objective, self.weighting, *self.uplink
+
+    def errand(self, algorithm: Errand, **changes: Any) -> Stage:
+        """One round with everyone, without training unless `epochs` says so, sent as it is."""
+        usual = dict(algorithm=algorithm, rounds=1, cohort=Everyone(), epochs=0, steps=None, uplink=())
+        return replace(self, **usual | changes)
+
+
+class Recipe(Protocol):
+    """An algorithm, or something made of stages over another recipe (FedSLS, FedXDS, fine-tuning)."""
+
+    def stages(self, plan: Stage) -> Iterator[Stage]: ...
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """Hyper-parameters as fields, behaviour as pure hooks. The defaults are FedAvg."""
+
+    server_lr: Positive = field(default=1.0, kw_only=True)  # of the mean delta
+    default_weighting: ClassVar[Callable] = by_examples
+
+    # ---- server -------------------------------------------------------------------------------
+    def setup(self, server: Server) -> Tree:
+        """State before the first round."""
+        return Tree(model=self.shared(server.net, server.net.initial_weights()))
+
+    def broadcast(self, server: Server) -> Tree:
+        """What every client of the cohort receives."""
+        return Tree(model=server.state.model)
+
+    def aggregate(self, server: Server, uploads: list[Tree]) -> Tree:
+        """Next state from the cohort's uploads (at least one), in client order."""
+        return self.advance(server, mean([u.delta for u in uploads], [u.weight for u in uploads]))
+
+    def advance(self, server: Server, delta: Tree) -> Tree:
+        """Next state from the mean delta. A server optimizer acts on delta.params; buffers are averages and stay so."""
+        if self.server_lr != 1:
+            delta = delta.replace(params=delta.params * self.server_lr)
+        return server.state.replace(model=server.state.model + delta)
+
+    def global_model(self, state: Tree) -> Tree:
+        """The weights that count as the global model when it is judged."""
+        return state.model
+
+    # ---- client -------------------------------------------------------------------------------
+    def initial_memory(self, client: Client) -> Tree:
+        """What a client remembers before its first round; it sees exactly the names declared here."""
+        own = self.own(client.net, client.net.initial_weights())
+        return Tree(private=own) if own.leaves() else Tree()
+
+    def start(self, client: Client) -> Tree:
+        """Weights that local training starts from: what was received, and what never left."""
+        model = client.received.model
+        return model | client.memory.private if "private" in client.memory else model
+
+    def begin(self, client: Client) -> Tree:
+        """Local variables: all that is this client's and step reads or updates. The engine copies them."""
+        weights = self.start(client)
+        return weights.replace(optimizer=client.optimizer.init(weights.params))
+
+    def phase(self, epoch: int) -> str:
+        """The kind of step that an epoch is made of; an engine records one step per kind."""
+        return ""
+
+    def trains(self, client: Client, name: str) -> bool:
+        """Whether this parameter moves (in client.phase)."""
+        return True
+
+    def loss(self, client: Client, weights: Tree, batch: Tree, out: Tree) -> Tensor:
+        """Of one training pass: out.features and out.logits."""
+        return client.objective(client, weights, batch, out)
+
+    def gradient(self, client: Client, local: Tree, batch: Tree) -> Tree:
+        """Gradient of the loss at local, for the parameters that train; advances local.buffers in place."""
+        params = local.params.select(lambda name: self.trains(client, name)).map(lambda p: p.detach().requires_grad_())
+        only = params if len(params) < len(local.params) else None
+        with torch.enable_grad():
+            weights = local | Tree(params=params)
+            out = client.net.look(weights, batch.x, train=True, key=batch.key, only=only)
+            return grad(self.loss(client, weights, batch, out), params)
+
+    def step(self, client: Client, local: Tree, batch: Tree) -> Tree:
+        """One local step; consumes `local`. The only hook that must be recordable."""
+        client.optimizer.update_(local.params, self.gradient(client, local, batch), local.optimizer)
+        return local
+
+    def finish(self, client: Client, local: Tree) -> tuple[Tree, Tree]:
+        """(upload, what changed in memory) at the end of local training."""
+        weight = torch.as_tensor(client.weighting(client), dtype=torch.float64)
+        upload = Tree(delta=self.shared(client.net, local) - client.received.model, weight=weight)
+        return upload, Tree(private=self.own(client.net, local)) if "private" in client.memory else Tree()
+
+    # ---- both ---------------------------------------------------------------------------------
+    def is_private(self, net: Network, name: str) -> bool:
+        """Whether this weight stays at its client (FedPer: the head). Never sent, never averaged."""
+        return name in net.private
+
+    def shared(self, net: Network, weights: Tree) -> Tree:
+        """The part of the weights that leaves the client."""
+        whole = Tree(params=weights.params, buffers=weights.buffers)
+        return whole.select(lambda name: not self.is_private(net, name))
+
+    def own(self, net: Network, weights: Tree) -> Tree:
+        """The part of the weights that stays."""
+        return Tree(params=weights.params, buffers=weights.buffers).select(lambda name: self.is_private(net, name))
+
+    def personal(self, client: Client, local: Tree | None = None) -> Tree:
+        """Weights the client predicts with; `local` when it has just trained."""
+        return self.start(client) if local is None else local
+
+    def stages(self, plan: Stage) -> Iterator[Stage]:
+        """The phases of a run that was asked for as `plan`."""
+        yield replace(plan, algorithm=self, weighting=plan.weighting or type(self).default_weighting)
+
+
+@dataclass(frozen=True)
+class Errand(Algorithm):
+    """Something asked of clients through the eyes of another algorithm: an exchange, a measurement. Moves no model.
+
+    A subclass writes `finish`, and `aggregate` when the answers change the state; with epochs=0 nothing is trained.
+    """
+
+    base: Algorithm = Algorithm()
+
+    def setup(self, server):
+        return self.base.setup(server)
+
+    def broadcast(self, server):
+        return self.base.broadcast(server)
+
+    def initial_memory(self, client):
+        return self.base.initial_memory(client)
+
+    def begin(self, client):
+        return self.base.begin(client)
+
+    def phase(self, epoch):
+        return self.base.phase(epoch)
+
+    def trains(self, client, name):
+        return self.base.trains(client, name)
+
+    def step(self, client, local, batch):
+        return self.base.step(client, local, batch)
+
+    def aggregate(self, server, uploads):
+        return server.state
+
+    def global_model(self, state):
+        return self.base.global_model(state)
+
+    def is_private(self, net, name):
+        return self.base.is_private(net, name)
+
+    def personal(self, client, local=None):
+        return self.base.personal(client, local)

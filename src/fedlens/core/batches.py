@@ -1,0 +1,98 @@
+"""Data on the device; a batch is a row of indices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .rng import fold, generator
+from .tree import Tree
+
+
+def as_it_is(x: Tensor, key: Tensor | None) -> Tensor:
+    return x
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """`prepare(x, key)` turns stored examples into network input; `key` is None when nothing may be random."""
+
+    x: Tensor
+    y: Tensor
+    prepare: Callable[[Tensor, Tensor | None], Tensor] = as_it_is
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def batch(self, index: Tensor, weight: Tensor, seed: Tensor) -> Tree:
+        """What a step sees of the data; all of its randomness is in `key`."""
+        x = self.prepare(self.x[index], fold(seed, "augment"))
+        return Tree(x=x, y=self.y[index], weight=weight.to(x), key=seed)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A part of a data set, gathered when it is looked at."""
+
+    whole: Dataset
+    index: Tensor
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @property
+    def x(self) -> Tensor:
+        """Network input, nothing random about it."""
+        return self.whole.prepare(self.whole.x[self.index], None)
+
+    @property
+    def y(self) -> Tensor:
+        return self.whole.y[self.index]
+
+    def chunks(self, size: int) -> list[Shard]:
+        """The same examples in pieces that fit in memory."""
+        return [Shard(self.whole, index) for index in self.index.split(size) if len(index)]
+
+
+@dataclass(frozen=True)
+class Federation:
+    """One resident data set; for each client the indices it owns, and the pooled test set."""
+
+    data: Dataset
+    train: Mapping[int, Tensor]
+    test: Mapping[int, Tensor]
+    pool: Tensor = torch.empty(0, dtype=torch.long)
+
+    def to(self, device: torch.device | str) -> Federation:
+        moved = {name: {i: index.to(device) for i, index in getattr(self, name).items()} for name in ("train", "test")}
+        data = replace(self.data, x=self.data.x.to(device), y=self.data.y.to(device))
+        return replace(self, data=data, pool=self.pool.to(device), **moved)
+
+
+class Plan(NamedTuple):
+    rows: Tensor  # [steps, size] indices into the client's examples
+    weights: Tensor  # [steps, size] one, or zero where a row wraps round
+    epochs: list[int]  # which epoch each row belongs to
+
+
+def plan(examples: int, size: int, seed: int, *, epochs: int = 1, steps: int | None = None) -> Plan:
+    """Batches of `epochs` epochs, or of as many as `steps` steps need.
+
+    Every row is full: the last of an epoch wraps round to real examples of weight zero. Without batch statistics its
+    loss is that of the short batch; BatchNorm sees real images, some of them twice.
+    """
+    per_epoch = math.ceil(examples / size)
+    if steps is not None:
+        epochs = math.ceil(steps / per_epoch) if per_epoch else 0
+    draw, total = generator(seed), per_epoch * size
+    wrapped = torch.arange(total) % max(examples, 1)
+    order = [torch.randperm(examples, generator=draw)[wrapped] for _ in range(epochs)]
+    rows = torch.stack(order).view(-1, size) if order else torch.empty(0, size, dtype=torch.long)
+    weights = (torch.arange(total) < examples).double().repeat(epochs).view(-1, size)
+    last = len(rows) if steps is None else min(steps, len(rows))
+    return Plan(rows[:last], weights[:last], [row // per_epoch for row in range(last)])

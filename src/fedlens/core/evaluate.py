@@ -1,0 +1,40 @@
+"""How good models are: counts on test shards, and what is said about them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from .algorithm import Errand
+from .batches import Shard
+from .network import Network
+from .tree import Tree
+
+CHUNK = 250  # examples a pass: the cores' caches like it, and it bounds memory
+
+
+def score(net: Network, weights: Tree, shard: Shard) -> Tree:
+    """correct, loss (summed) and examples of one piece of test data."""
+    with torch.no_grad():
+        logits, y = net(weights, shard.x), shard.y
+        loss = F.cross_entropy(logits.double(), y, reduction="sum")
+    return Tree(correct=(logits.argmax(1) == y).sum(), loss=loss, examples=torch.tensor(len(shard)))
+
+
+def total(scores: Sequence[Tree]) -> Tree:
+    """Sums in the given order, so that the bits do not depend on who counted which piece."""
+    return Tree({name: torch.stack([s[name].cpu() for s in scores]).sum() for name in ("correct", "loss", "examples")})
+
+
+@dataclass(frozen=True)
+class Evaluate(Errand):
+    """up: correct, loss, examples on the client's test shard; before (epochs=0) or after local training."""
+
+    def finish(self, client, local):
+        weights = self.base.personal(client, local if client.steps else None)
+        pieces = [score(client.net, weights, piece) for piece in client.test.chunks(CHUNK)]
+        none = Tree(correct=torch.tensor(0), loss=torch.tensor(0.0).double(), examples=torch.tensor(0))
+        return total(pieces) if pieces else none, Tree()

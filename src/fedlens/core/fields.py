@@ -1,0 +1,11 @@
+"""Ranges of hyper-parameters, as types of fields; checked when a configuration is read."""
+
+from typing import Annotated
+
+from annotated_types import Ge, Gt, Le
+
+Count = Annotated[int, Ge(1)]
+Number = Annotated[int, Ge(0)]
+Positive = Annotated[float, Gt(0)]
+NonNegative = Annotated[float, Ge(0)]
+Share = Annotated[float, Ge(0), Le(1)]

@@ -1,0 +1,147 @@
+"""An nn.Module seen as a function of its weights."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from .rng import fold, uniform
+from .tree import Tree
+
+Precision = Literal["fp32", "tf32", "bf16", "fp64"]
+Buffers = Literal["average", "local"]
+
+
+class Network:
+    """An nn.Module with `features(x)` and `head`, seen as a function of its weights; the module keeps none that matter.
+
+    `precision` is that of the forward pass; weights, gradients and results keep the weights' dtype.
+    `buffers` says what becomes of running statistics: averaged like parameters, or kept by each client.
+    """
+
+    def __init__(self, module: nn.Module, precision: Precision = "fp32", buffers: Buffers = "average"):
+        self.module, self.precision, self.buffers = copy.deepcopy(module), precision, buffers
+        if precision == "fp64":
+            self.module.double()
+        self._parts = _Parts(self.module)
+        for name, part in self.module.named_modules():
+            if isinstance(part, _DropoutNd):
+                raise ValueError(f"{name} draws from a global generator; use fedlens.models.Dropout")
+            if isinstance(part, _BatchNorm):
+                if part.momentum is None:
+                    raise ValueError(f"{name}: a cumulative average (momentum=None) needs the batch counter we drop")
+                part.num_batches_tracked = None  # an integer that BatchNorm counts but does not need
+        initial = self.initial_weights()
+        self.private = frozenset(initial.buffers if buffers == "local" else ())
+        self._names = frozenset(f"module.{k}" for part in initial.values() for k in part)
+        self.head = self._names_under(getattr(self.module, "head", None))
+        self._dropouts = [(n, m) for n, m in self.module.named_modules() if isinstance(m, Dropout)]
+        self._norms = [(n, m) for n, m in self.module.named_modules() if isinstance(m, _BatchNorm)]
+        every = dict(self.module.named_parameters(remove_duplicate=False))
+        self._tied = len(every) > len(dict(self.module.named_parameters()))
+        self._mode: object = None
+
+    def at(self, precision: Precision) -> Network:
+        return Network(self.module, precision, self.buffers)
+
+    def to(self, device: torch.device | str) -> Network:
+        self.module.to(device)
+        return self
+
+    def initial_weights(self) -> Tree:
+        """params get gradients; buffers are running statistics. Constants and integers stay in the module."""
+        params = Tree({k: v.detach().clone() for k, v in self.module.named_parameters()})
+        running = ((k, v) for k, v in self.module.named_buffers() if k.rpartition(".")[2].startswith("running_"))
+        return Tree(params=params, buffers=Tree({k: v.clone() for k, v in running}))
+
+    def _names_under(self, part: object) -> frozenset[str]:
+        """Names of the weights of one part of the module, by whatever attribute it is reached."""
+        inside = {id(m) for m in part.modules()} if isinstance(part, nn.Module) else set()
+        return frozenset(
+            f"{name}.{weight}" if name else weight
+            for name, part in self.module.named_modules()
+            if id(part) in inside
+            for weight in [*part._parameters, *part._buffers]
+        )
+
+    def names_of(self, *kinds: type) -> frozenset[str]:
+        """Names of all weights that belong to modules of these kinds (FedBN: the norms)."""
+        found = ((name, part) for name, part in self.module.named_modules() if isinstance(part, kinds))
+        return frozenset(f"{name}.{weight}" for name, part in found for weight in [*part._parameters, *part._buffers])
+
+    def __call__(self, weights: Tree, x: Tensor) -> Tensor:
+        """Logits for prediction: running statistics are read, nothing is written."""
+        return self.look(weights, x).logits
+
+    def look(
+        self, weights: Tree, x: Tensor, *, train: bool = False, key: Tensor | None = None, only: Tree | None = None
+    ) -> Tree:
+        """features and logits of one forward pass. With `train`, weights.buffers advance in place.
+
+        `only` are the parameters that train when not all do: a frozen norm reads its statistics, writes none.
+        """
+        self._set_mode(train, only)
+        for name, part in self._dropouts if train else ():
+            assert key is not None, "a training pass through dropout needs the step's key"
+            part.key = fold(key, name)
+        named = {f"module.{k}": v for k, v in (*weights.params.items(), *weights.buffers.items())}
+        if named.keys() != self._names:  # functional_call would fall back on the module's own weights
+            raise KeyError(f"weights differ from the network's in {', '.join(sorted(self._names ^ named.keys()))}")
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+            features, logits = functional_call(self._parts, named, (x,), tie_weights=self._tied)
+        dtype = next(iter(weights.params.values())).dtype
+        return Tree(features=features.to(dtype), logits=logits.to(dtype))
+
+    def _set_mode(self, train: bool, only: Tree | None) -> None:
+        mode = train, None if only is None else frozenset(only)
+        if self._mode == mode:
+            return
+        self.module.train(train)
+        for name, part in self._norms if train and only is not None else ():
+            part.train(any(f"{name}.{weight}" in only for weight, _ in part.named_parameters(recurse=False)))
+        self._mode = mode
+
+    @contextmanager
+    def replacing_outputs(
+        self, f: Callable[[str, nn.Module, Tensor, Tensor], Any], kinds: tuple[type, ...]
+    ) -> Iterator[None]:
+        """Within the block, every module of these kinds returns f(name, module, input, output)."""
+        handles = [
+            m.register_forward_hook(lambda m, args, out, n=n: f(n, m, args[0], out))
+            for n, m in self.module.named_modules()
+            if isinstance(m, kinds)
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+class Dropout(nn.Module):
+    """Dropout whose mask depends on the step's key alone."""
+
+    def __init__(self, rate: float):
+        super().__init__()
+        self.rate, self.key = rate, torch.tensor(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (uniform(self.key, *x.shape) >= self.rate) / (1 - self.rate) if self.training else x
+
+
+class _Parts(nn.Module):
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.module: Any = module
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        features = self.module.features(x)
+        return features, self.module.head(features)

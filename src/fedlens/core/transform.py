@@ -1,0 +1,108 @@
+"""Uplink transforms: what is done to an upload before it is sent, and undone at the server.
+
+They act on the update of the parameters (delta.params); weights, statistics and control variates pass as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .errors import BadInput
+from .fields import NonNegative, Positive, Share
+from .rng import fold, normal, uniform
+from .tree import Tree, dot
+
+
+@dataclass(frozen=True)
+class Transform:
+    def encode(self, client: Any, upload: Tree) -> tuple[Tree, Tree]:
+        """(what is sent, what changed in memory), at the client."""
+        if "delta" not in upload:
+            raise BadInput(f"uplink {type(self).__name__.lower()} needs a method that uploads its update as delta")
+        return upload.replace(delta=upload.delta.replace(params=self.pack(client, upload.delta.params))), Tree()
+
+    def decode(self, server: Any, upload: Tree) -> Tree:
+        """The upload that aggregate sees, at the server."""
+        params = self.unpack(server.state.model.params, upload.delta.params)
+        return upload.replace(delta=upload.delta.replace(params=params))
+
+    def pack(self, client: Any, update: Tree) -> Tree:
+        return update
+
+    def unpack(self, like: Tree, packed: Tree) -> Tree:
+        return packed
+
+    def key(self, client: Any, name: str) -> torch.Tensor:
+        return fold(torch.tensor(client.key), f"{type(self).__name__} {name}")
+
+
+@dataclass(frozen=True)
+class Clip(Transform):
+    """Scale the whole update down to this Euclidean norm when it is longer."""
+
+    norm: Positive = 1.0
+
+    def pack(self, client, update):
+        return update * (self.norm / dot(update, update).sqrt().clamp(min=self.norm))
+
+
+@dataclass(frozen=True)
+class GaussianNoise(Transform):
+    """Independent normal noise on every entry. Alone it promises no privacy: clip first, and account for both."""
+
+    std: NonNegative = 0.01
+
+    def pack(self, client, update):
+        return Tree({n: t + self.std * normal(self.key(client, n), *t.shape).to(t) for n, t in update.items()})
+
+
+@dataclass(frozen=True)
+class TopK(Transform):
+    """The largest entries of each tensor, the rest saved for the next upload (error feedback). memory: residual."""
+
+    share: Share = 0.1
+
+    def initial_memory(self, client):
+        return Tree(residual=client.received.model.params.zeros())
+
+    def encode(self, client, upload):
+        total = upload.delta.params + client.memory.residual
+        index = total.map(self.largest)
+        sparse = Tree({n: Tree(index=index[n].int(), kept=t.flatten()[index[n]]) for n, t in total.items()})
+        rest = Tree({n: t.flatten().index_fill(0, index[n], 0).view_as(t) for n, t in total.items()})
+        return upload.replace(delta=upload.delta.replace(params=sparse)), Tree(residual=rest)
+
+    def largest(self, tensor):
+        count = max(1, int(tensor.numel() * self.share))
+        order = tensor.flatten().abs().sort(descending=True, stable=True).indices  # ties keep the lower index
+        return order[:count].sort().values
+
+    def unpack(self, like, packed):
+        return Tree({n: _scatter(like[n], s.index, s.kept) for n, s in packed.items()})
+
+
+def _scatter(like: torch.Tensor, index: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(like).flatten().index_copy(0, index.long(), kept).view_as(like)
+
+
+@dataclass(frozen=True)
+class Quantise(Transform):
+    """Eight bits an entry between each tensor's extremes, rounded at random so that the mean is kept."""
+
+    def pack(self, client, update):
+        return Tree({n: self.quantised(self.key(client, n), t) for n, t in update.items()})
+
+    def quantised(self, seed, tensor):
+        low, high = tensor.aminmax()
+        scale = ((high - low) / 255).clamp(min=torch.finfo(tensor.dtype).tiny)
+        code = ((tensor - low) / scale + uniform(seed, *tensor.shape).to(tensor)).floor().clamp(0, 255)
+        return Tree(code=code.to(torch.uint8), low=low, scale=scale)
+
+    def unpack(self, like, packed):
+        return Tree({n: (q.code.to(q.scale) * q.scale + q.low).view_as(like[n]) for n, q in packed.items()})
+
+
+TRANSFORMS = {"clip": Clip, "noise": GaussianNoise, "topk": TopK, "quantise": Quantise}

@@ -1,0 +1,79 @@
+"""Trees as bytes: the safetensors format, written here so that the length of a message is known before it is made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+
+import torch
+from safetensors.torch import load
+from torch import Tensor
+
+from .tree import Tree
+
+_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+def encode(tree: Tree, **notes: str) -> bytes:
+    """Names are paths. Empty branches (the buffers of a net without BatchNorm) are part of a tree too."""
+    return b"".join([header(tree, **notes), *(_raw(leaf) for _, leaf in _ordered(tree))])
+
+
+def header(tree: Tree, **notes: str) -> bytes:
+    """All of the message but the values: len(encode(tree)) == len(header(tree)) + tree.nbytes."""
+    entries: dict[str, object] = {"__metadata__": {"empty": json.dumps(sorted(_empty(tree))), **notes}}
+    start = 0
+    for path, leaf in _ordered(tree):
+        end = start + leaf.numel() * leaf.element_size()
+        entries[path] = {"dtype": _NAMES[leaf.dtype], "shape": list(leaf.shape), "data_offsets": [start, end]}
+        start = end
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def decode(data: bytes) -> Tree:
+    leaves = {path: leaf.clone() for path, leaf in load(data).items()}  # clones are aligned, slices of a message not
+    return nested({**leaves, **{path: Tree() for path in json.loads(notes(data)["empty"])}})
+
+
+def notes(data: bytes) -> dict[str, str]:
+    return json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
+
+
+def nested(paths: Mapping[str, Tensor | Tree]) -> Tree:
+    """A tree from its paths."""
+    tree = Tree()
+    for path, leaf in paths.items():
+        *parents, name = path.split("/")
+        branch = tree
+        for parent in parents:
+            branch = branch.setdefault(parent, Tree())
+        branch[name] = leaf
+    return tree
+
+
+def _ordered(tree: Tree) -> list[tuple[str, Tensor]]:
+    """Wide types first, so that every value is aligned; then by name, so that equal trees give equal bytes."""
+    return sorted(tree.paths(), key=lambda pair: (-pair[1].element_size(), pair[0]))
+
+
+def _raw(leaf: Tensor) -> bytes:
+    return leaf.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes() if leaf.numel() else b""
+
+
+def _empty(tree: Tree, prefix: str = "") -> Iterator[str]:
+    for name, value in tree.items():
+        if isinstance(value, Tree):
+            yield from _empty(value, f"{prefix}{name}/") if value else [prefix + name]

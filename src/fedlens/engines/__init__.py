@@ -1,0 +1,1 @@
+"""Where client hooks run, and how many at a time."""

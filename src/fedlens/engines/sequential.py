@@ -1,0 +1,142 @@
+"""One client after another: the reference that every other engine must agree with."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+
+import torch
+
+from ..core.algorithm import Client, Stage
+from ..core.batches import Federation, Plan, Shard, plan
+from ..core.errors import BadInput, ClientFailed
+from ..core.evaluate import CHUNK, score
+from ..core.memories import Memories
+from ..core.network import Network
+from ..core.rng import key
+from ..core.run import Job, Reply
+from ..core.tree import Tree
+
+
+class Sequential:
+    """Owns the clients' data and memories; trains one client after another."""
+
+    def __init__(
+        self, net: Network, federation: Federation, *, memories: Memories | None = None, checked: bool = False
+    ):
+        self.net, self.federation, self.checked = net, federation, checked
+        self.population = len(federation.train)
+        self.memories = Memories() if memories is None else memories
+        self._declared: dict[Stage, frozenset[str]] = {}
+
+    def run(self, job: Job, cohort: Sequence[int]) -> list[Reply]:
+        return [self.train(job, i) for i in cohort]
+
+    def measure(self, weights: Tree) -> list[Tree]:
+        return [score(self.net, weights, piece) for piece in self.pieces()]
+
+    def save(self, round: int) -> None:
+        self.memories.save()
+
+    def close(self) -> None:
+        pass
+
+    def pieces(self) -> list[Shard]:
+        return Shard(self.federation.data, self.federation.pool).chunks(CHUNK)
+
+    def train(self, job: Job, i: int) -> Reply:
+        try:
+            client, batches = self.open(job, i)
+            with unchanged(client) if self.checked else nullcontext():
+                local = self.local_training(job, i, client, batches)
+                return self.conclude(job, i, client, local)
+        except (BadInput, ClientFailed, MemoryError):
+            raise
+        except Exception as error:
+            raise ClientFailed(i, job.round, traceback.format_exc()) from error
+
+    def local_training(self, job: Job, i: int, client: Client, batches: Plan) -> Tree:
+        algorithm, data = job.stage.algorithm, self.federation.data
+        local = algorithm.begin(client).clone()  # from here on the engine owns it, and step may write it
+        device, rows = data.x.device, client.data.index[batches.rows.to(client.data.index.device)]
+        view = None
+        for t, epoch in enumerate(batches.epochs):
+            if view is None or view.phase != algorithm.phase(epoch):
+                view = client.inside(phase=algorithm.phase(epoch))
+            seed = torch.tensor(key(job.seed, "step", job.round, i, t), device=device)
+            local = algorithm.step(view, local, data.batch(rows[t], batches.weights[t], seed))
+        return local
+
+    def open(self, job: Job, i: int) -> tuple[Client, Plan]:
+        """The client's view of this round, and its batches."""
+        stage, mine = job.stage, Shard(self.federation.data, self.federation.train[i])
+        seed = key(job.seed, "batches", job.round, i)
+        batches = plan(len(mine), stage.size, seed, epochs=stage.epochs, steps=stage.steps)
+        client = Client(
+            net=self.net,
+            received=job.download,
+            memory=Tree(),
+            shared=job.shared,
+            objective=stage.objective,
+            optimizer=stage.optimizer.at(job.at, stage.rounds),
+            weighting=stage.weighting,
+            examples=len(mine),
+            steps=len(batches.rows),
+            round=job.round - job.since,
+            key=key(job.seed, "client", job.round, i),
+            data=mine,
+            test=Shard(self.federation.data, self.federation.test[i]),
+        )
+        return replace(client, memory=self.recall(job, i, client)), batches
+
+    def conclude(self, job: Job, i: int, client: Client, local: Tree) -> Reply:
+        upload, changed = job.stage.algorithm.finish(client, local)
+        for transform in job.stage.uplink:
+            upload, more = transform.encode(client, upload)
+            changed = changed.replace(**more)
+        if changed:
+            kept = self.kept(job, i).replace(**changed, seen=torch.tensor(job.round))
+            self.memories.put(i, kept, job.round)
+        return Reply(i, upload)
+
+    def kept(self, job: Job, i: int) -> Tree:
+        memory = self.memories.get(i)
+        return memory if memory and int(memory.seen) >= job.since else Tree()
+
+    def recall(self, job: Job, i: int, client: Client) -> Tree:
+        """Exactly the memory that the parts of this stage declare: kept where there is some, else initial."""
+        kept, names = self.kept(job, i), self._declared.get(job.stage)
+        if names is None or not names <= kept.keys():
+            initial = declared(job.stage, client)
+            self._declared[job.stage] = names = frozenset(initial)
+            kept = Tree({**initial, **kept})
+        return Tree({name: kept[name] for name in sorted(names)})
+
+    def remembers(self, stage: Stage) -> bool:
+        """Whether clients have anything to remember in this stage; known once one has been opened."""
+        return bool(self._declared.get(stage, True))
+
+
+def declared(stage: Stage, client: Client) -> Tree:
+    """The initial memory of all parts of a stage; each name has one owner."""
+    found = Tree()
+    for part in stage.parts:
+        more = part.initial_memory(client) if hasattr(part, "initial_memory") else Tree()
+        if twice := found.keys() & more.keys():
+            raise ValueError(f"two parts of a stage remember under the same name: {', '.join(sorted(twice))}")
+        found = found.replace(**more)
+    return found
+
+
+@contextmanager
+def unchanged(client: Client) -> Iterator[None]:
+    """Fails when anything read-only was written. By value: BatchNorm and fused kernels raise no version counter."""
+    trees = {name: getattr(client, name) for name in ("received", "memory", "shared")}
+    before = {name: tree.clone() for name, tree in trees.items()}
+    yield
+    for name, tree in trees.items():
+        for (path, now), was in zip(tree.paths(), before[name].leaves(tree), strict=True):
+            if not torch.equal(now.nan_to_num(), was.nan_to_num()):
+                raise RuntimeError(f"{name}/{path} is read-only and was written")
