@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from ..core.algorithm import Algorithm, Errand, Recipe
 from ..core.fields import Count
@@ -31,6 +31,8 @@ class FineTune(Errand):
     """The last stage of FineTuned. down: as its base; up: nothing; memory: tuned, with what its base remembers"""
 
     part: Literal["all", "head"] = "all"
+
+    judged: ClassVar = ("fine-tuned",)
 
     begin, phase, step = Algorithm.begin, Algorithm.phase, Algorithm.step  # training of its own, not the base's
 

@@ -97,6 +97,7 @@ class Algorithm:
 
     server_lr: Positive = field(default=1.0, kw_only=True)  # of the mean delta
     default_weighting: ClassVar[Callable] = by_examples
+    judged: ClassVar[tuple[str, ...]] = ("personal before", "personal after")  # local training: clients' own models
 
     # ---- server -------------------------------------------------------------------------------
     def setup(self, server: Server) -> Tree:

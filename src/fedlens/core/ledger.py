@@ -13,7 +13,7 @@ from .wire import encode, header
 
 
 class Entry(NamedTuple):
-    round: int
+    round: int  # rounds done when it was over
     client: int
     kind: str  # download, shared, upload; "evaluation ..." for measurements that are no part of the method
     payload: int  # values
@@ -33,17 +33,19 @@ class Ledger:
     down: int = 0
     _last: tuple[Tree, str] | None = None
 
-    def book(self, job: Job, cohort: Sequence[int], replies: Sequence[Reply], *, purpose: str = "") -> list[Entry]:
-        """The entries of one job; those of the method itself are added up."""
+    def book(
+        self, job: Job, cohort: Sequence[int], replies: Sequence[Reply], *, round: int, purpose: str = ""
+    ) -> list[Entry]:
+        """The entries of one job, booked under `round`; those of the method itself are added up."""
         entries, prefix, top = [], f"{purpose} " if purpose else "", len(header(job.download))
         for client in cohort:
-            entries.append(Entry(job.round, client, f"{prefix}download", job.download.nbytes, top))
+            entries.append(Entry(round, client, f"{prefix}download", job.download.nbytes, top))
             if job.shared and client not in (holders := self.holders.setdefault(self._version(job.shared), set())):
                 holders.add(client)
-                entries.append(Entry(job.round, client, f"{prefix}shared", job.shared.nbytes, len(header(job.shared))))
+                entries.append(Entry(round, client, f"{prefix}shared", job.shared.nbytes, len(header(job.shared))))
         for reply in replies:
             size = reply.upload.nbytes, len(header(reply.upload))
-            entries.append(Entry(job.round, reply.client, f"{prefix}upload", *size))
+            entries.append(Entry(round, reply.client, f"{prefix}upload", *size))
         if not purpose:
             self.up += sum(entry.total for entry in entries if entry.kind == "upload")
             self.down += sum(entry.total for entry in entries if entry.kind != "upload")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .errors import BadInput
-from .fields import Count, NonNegative, Positive, Share
+from .fields import Count, Momentum, NonNegative, Positive, Share
 from .tree import Tree
 
 
@@ -81,7 +81,7 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class Sgd(Optimizer):
-    momentum: Share = 0.0
+    momentum: Momentum = 0.0
 
     def init(self, params):
         return super().init(params).replace(velocity=params.zeros() if self.momentum else Tree())
@@ -112,8 +112,8 @@ class Sgd(Optimizer):
 class Adam(Optimizer):
     """Kingma & Ba, 2015, with decoupled weight decay left out: decay is added to the gradient."""
 
-    beta1: Share = 0.9
-    beta2: Share = 0.999
+    beta1: Momentum = 0.9
+    beta2: Momentum = 0.999
     epsilon: Positive = 1e-8
 
     def init(self, params):

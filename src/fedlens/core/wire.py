@@ -32,7 +32,7 @@ def encode(tree: Tree, **notes: str) -> bytes:
 
 def header(tree: Tree, **notes: str) -> bytes:
     """All of the message but the values: len(encode(tree)) == len(header(tree)) + tree.nbytes."""
-    entries: dict[str, object] = {"__metadata__": {"empty": json.dumps(sorted(_empty(tree))), **notes}}
+    entries: dict[str, object] = {"__metadata__": {"empty": json.dumps(sorted(empty_branches(tree))), **notes}}
     start = 0
     for path, leaf in _ordered(tree):
         end = start + leaf.numel() * leaf.element_size()
@@ -73,7 +73,8 @@ def _raw(leaf: Tensor) -> bytes:
     return leaf.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes() if leaf.numel() else b""
 
 
-def _empty(tree: Tree, prefix: str = "") -> Iterator[str]:
+def empty_branches(tree: Tree, prefix: str = "") -> Iterator[str]:
+    """Paths of branches without leaves, which a list of leaves would lose."""
     for name, value in tree.items():
         if isinstance(value, Tree):
-            yield from _empty(value, f"{prefix}{name}/") if value else [prefix + name]
+            yield from empty_branches(value, f"{prefix}{name}/") if value else [prefix + name]

@@ -114,9 +114,12 @@ class Sequential:
             kept = Tree({**initial, **kept})
         return Tree({name: kept[name] for name in sorted(names)})
 
+    def knows(self, stage: Stage) -> bool:
+        return stage in self._declared
+
     def remembers(self, stage: Stage) -> bool:
         """Whether clients have anything to remember in this stage; known once one has been opened."""
-        return bool(self._declared.get(stage, True))
+        return bool(self._declared[stage])
 
 
 def declared(stage: Stage, client: Client) -> Tree:

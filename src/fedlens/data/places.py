@@ -1,0 +1,44 @@
+"""Where data lies on this machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..core.errors import BadInput
+
+
+def data_folders() -> list[Path]:
+    """The folders named in FEDLENS_DATA."""
+    named = os.environ.get("FEDLENS_DATA", "").split(os.pathsep)
+    return [Path(name).expanduser() for name in named if name.strip()]
+
+
+def candidates(*names: str) -> Iterator[Path]:
+    """Folders that may hold a data set of one of these names: inside a data folder, or the data folder itself."""
+    for root in data_folders():
+        for name in names:
+            if (root / name).is_dir():
+                yield root / name
+        if root.is_dir():
+            yield root
+
+
+def own_path(path: str, key: str) -> Path:
+    """A path that a user wrote, as it is or inside a data folder."""
+    if not path:
+        raise BadInput(f"{key} is empty; set it to where the data is, e.g. {key}=my/data")
+    written = Path(path).expanduser()
+    for place in [written] if written.is_absolute() else [written, *(root / written for root in data_folders())]:
+        if place.exists():
+            return place
+    raise BadInput(f"{key} is {path!r}, but there is no such file or folder")
+
+
+def inside(root: Path, name: str, listed_in: Path) -> Path:
+    """root/name for a name that was read from a file; one that points elsewhere is refused."""
+    path = root / name
+    if Path(name).is_absolute() or not path.resolve().is_relative_to(root.resolve()):
+        raise BadInput(f"{listed_in} lists {name!r}, which lies outside {root}; remove that entry")
+    return path

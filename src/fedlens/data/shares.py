@@ -1,0 +1,98 @@
+"""Arithmetic of dealing: count matrices [clients, classes] and the index lists that they stand for."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def cut(shares: np.ndarray, examples: int) -> np.ndarray:
+    """Whole numbers that sum to `examples`, each within one of its share: cut at the rounded running sums."""
+    ends = np.rint(np.cumsum(shares) / shares.sum() * examples).astype(np.int64)
+    ends[-1] = examples
+    return np.diff(ends, prepend=0)
+
+
+def largest_remainder(shares: np.ndarray, total: int) -> np.ndarray:
+    """Whole numbers in proportion to `shares` that sum to `total`; ties go to the first."""
+    if total == 0 or shares.sum() == 0:
+        return np.zeros(len(shares), np.int64)
+    exact = shares / shares.sum() * total
+    whole = np.floor(exact).astype(np.int64)
+    whole[np.argsort(whole - exact, kind="stable")[: total - whole.sum()]] += 1
+    return whole
+
+
+def deal(counts: np.ndarray, index: np.ndarray, y: np.ndarray, draw: np.random.Generator) -> list[np.ndarray]:
+    """Different examples of each class for everyone, counts[client, class] of them."""
+    order, labels = draw.permutation(index), np.arange(counts.shape[1])
+    order = order[np.argsort(y[order], kind="stable")]
+    starts = np.searchsorted(y[order], labels)
+    ends = starts + np.cumsum(counts, axis=0)
+    begins = ends - counts
+    return [
+        np.concatenate([order[begins[client, label] : ends[client, label]] for label in np.flatnonzero(counts[client])])
+        if counts[client].any()
+        else np.empty(0, np.int64)
+        for client in range(len(counts))
+    ]
+
+
+def top_up(counts: np.ndarray, least: np.ndarray, draw: np.random.Generator) -> tuple[np.ndarray, int, int]:
+    """(counts, examples moved, clients helped): from the largest clients, in their own mix, until all have `least`."""
+    counts, sizes = counts.copy(), counts.sum(1)
+    moved, needy = 0, np.flatnonzero(sizes < least)
+    for client in needy:
+        while sizes[client] < least[client]:
+            donor = int((sizes - least).argmax())
+            gift = int(min(sizes[donor] - least[donor], least[client] - sizes[client]))
+            given = draw.multivariate_hypergeometric(counts[donor], gift)
+            counts[donor] -= given
+            counts[client] += given
+            sizes[donor] -= gift
+            sizes[client] += gift
+            moved += gift
+    return counts, moved, len(needy)
+
+
+def matched(
+    counts: np.ndarray, test: np.ndarray, y: np.ndarray, draw: np.random.Generator
+) -> tuple[list[np.ndarray], tuple[str, ...]]:
+    """Test shards in the mix of the training counts: every class's test images are dealt in proportion to them."""
+    available = np.bincount(y[test], minlength=counts.shape[1])
+    wanted = np.stack([largest_remainder(of_class, n) for of_class, n in zip(counts.T, available, strict=True)], axis=1)
+    empty = _one_for_everyone(wanted, counts)
+    unused = int(available.sum() - wanted.sum())
+    notes = [f"{empty} of {len(counts)} clients have no test images: there are too few for all"] if empty else []
+    if unused:
+        notes.append(f"{unused} test images are of classes that no client holds and are in no client's test shard")
+    return [np.sort(shard) for shard in deal(wanted, test, y, draw)], tuple(notes)
+
+
+def _one_for_everyone(wanted: np.ndarray, counts: np.ndarray) -> int:
+    """Whoever got nothing takes one image of its commonest class from the best supplied client; how many could not."""
+    without = 0
+    for client in np.flatnonzero(wanted.sum(1) == 0):
+        for label in np.argsort(-counts[client], kind="stable"):
+            sizes = np.where(wanted[:, label] > 0, wanted.sum(1), 0)
+            if counts[client, label] and sizes.max() > 1:
+                wanted[sizes.argmax(), label] -= 1
+                wanted[client, label] += 1
+                break
+        else:
+            without += 1
+    return without
+
+
+def held_out(
+    owned: list[np.ndarray], y: np.ndarray, share: float, draw: np.random.Generator
+) -> tuple[list[np.ndarray], list[np.ndarray], tuple[str, ...]]:
+    """(rest, held out, notes): a share of each client's own examples, of every class alike, one at least."""
+    train, test, alone = [], [], 0
+    for shard in owned:
+        total = min(max(round(share * len(shard)), 1), len(shard) - 1)
+        alone += total < 1
+        counts = largest_remainder(np.bincount(y[shard]).astype(float), max(total, 0))
+        held = deal(counts[None], shard, y, draw)[0]
+        train.append(np.setdiff1d(shard, held))
+        test.append(np.sort(held))
+    return train, test, (f"{alone} clients have one example only and none to test on",) if alone else ()

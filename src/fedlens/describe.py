@@ -1,0 +1,77 @@
+"""What a method sends, keeps and costs, found out by running its own hooks once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from .core.algorithm import Server
+from .core.batches import Dataset, Federation
+from .core.cohort import Everyone
+from .core.run import Job, enter, timetable
+from .core.tree import Tree
+from .core.wire import header
+from .engines.sequential import Sequential
+from .experiment import Experiment
+
+
+@dataclass(frozen=True)
+class Leaf:
+    stage: str  # which algorithm of the recipe
+    where: str  # down, up, memory, state
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+
+
+def describe(experiment: Experiment, classes: int, channels: int, size: int) -> list[Leaf]:
+    """Every leaf that is sent or kept, stage by stage. Two clients with one blank image each, no training."""
+    from .core.network import Network
+    from .core.rng import key, seeded
+
+    with seeded(key(experiment.seed, "init")):
+        net = Network(experiment.model.build(classes, channels, size), "fp32", experiment.buffers)
+    blank = Dataset(torch.zeros(2, channels, size, size), torch.zeros(2, dtype=torch.long))
+    one = {0: torch.tensor([0]), 1: torch.tensor([1])}
+    engine = Sequential(net, Federation(blank, one, one, torch.tensor([0, 1])))
+    server, leaves = Server(net, Tree(), 2), []
+    for round, (stage, at, since) in enumerate(timetable(experiment.algorithm, replace(experiment.plan, rounds=1))):
+        if at:
+            continue
+        server = replace(server, state=enter(stage, server), round=round)
+        stage = replace(stage, epochs=0, steps=None, cohort=Everyone())
+        job = Job(stage, stage.algorithm.broadcast(server), server.state.get("shared", Tree()), round, at, since, 0)
+        replies = engine.run(job, [0, 1])
+        name = type(stage.algorithm).__name__
+        memory = Tree({k: v for k, v in engine.memories.get(0).items() if k != "seen"})
+        trees = {"down": job.download, "up": replies[0].upload, "memory": memory, "state": server.state}
+        for where, tree in trees.items():
+            leaves += [Leaf(name, where, path, tuple(t.shape), str(t.dtype)[6:], t.nbytes) for path, t in tree.paths()]
+            if where in ("down", "up"):
+                leaves.append(Leaf(name, where, "(header)", (), "", len(header(tree))))
+        uploads = [reply.upload for reply in replies]
+        for transform in reversed(stage.uplink):
+            uploads = [transform.decode(server, upload) for upload in uploads]
+        server = replace(server, state=stage.algorithm.aggregate(server, uploads))
+    return leaves
+
+
+def traffic(leaves: list[Leaf]) -> dict[str, dict[str, int]]:
+    """Bytes by stage and direction."""
+    found: dict[str, dict[str, int]] = {}
+    for leaf in leaves:
+        row = found.setdefault(leaf.stage, {"down": 0, "up": 0, "memory": 0, "state": 0})
+        row[leaf.where] += leaf.bytes
+    return found
+
+
+def settings(recipe: Any) -> Iterator[tuple[str, Any]]:
+    """The recipe's hyper-parameters and their values."""
+    from dataclasses import fields
+
+    for f in fields(recipe):
+        yield f.name, getattr(recipe, f.name)

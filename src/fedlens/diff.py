@@ -1,0 +1,61 @@
+"""Whether two runs are the same to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import zip_longest
+from pathlib import Path
+
+import pyarrow as pa
+import torch
+
+from .core.errors import BadInput
+from .core.tree import Tree
+from .runs import RunFolder
+
+
+def differences(a: str | Path, b: str | Path) -> Iterator[str]:
+    """What differs, first things first: rounds, weights, client memories, metrics (without timings), bytes."""
+    folders = RunFolder.open(a), RunFolder.open(b)
+    checkpoints = [folder.load()[0] for folder in folders]
+    if None in checkpoints:
+        raise BadInput(f"{(a, b)[checkpoints.index(None)]} has no checkpoint yet")
+    first, second = checkpoints
+    assert first is not None and second is not None
+    if first.round != second.round:
+        yield f"rounds: {first.round} and {second.round}"
+    yield from _trees("state", first.state, second.state)
+    memories = [folder.client_memories(c.round) for folder, c in zip(folders, (first, second), strict=True)]
+    for client in sorted(memories[0].keys() | memories[1].keys()):
+        pair = [memory.get(client) for memory in memories]
+        if pair[0] is None or pair[1] is None:
+            yield f"memory of client {client}: only in {(a, b)[pair.index(None) ^ 1]}"
+        else:
+            yield from _trees(f"memory of client {client}", pair[0], pair[1])
+    yield from _tables("metrics", *(_untimed(folder.metrics()) for folder in folders))
+    yield from _tables("bytes", *(folder.bytes() for folder in folders))
+
+
+def _trees(name: str, a: Tree, b: Tree) -> Iterator[str]:
+    left, right = dict(a.paths()), dict(b.paths())
+    for path in sorted(left.keys() | right.keys()):
+        if path not in left or path not in right:
+            yield f"{name}/{path}: only in the {'first' if path in left else 'second'} run"
+        elif left[path].shape != right[path].shape or left[path].dtype != right[path].dtype:
+            yield f"{name}/{path}: shapes or types differ"
+        elif not torch.equal(left[path].nan_to_num(), right[path].nan_to_num()):
+            gap = (left[path].double() - right[path].double()).abs().max().item()
+            yield f"{name}/{path}: values differ by up to {gap:.3g}"
+
+
+def _untimed(table: pa.Table) -> pa.Table:
+    return table.filter(pa.compute.not_equal(table["metric"], "seconds"))
+
+
+def _tables(name: str, a: pa.Table, b: pa.Table) -> Iterator[str]:
+    if a.equals(b):
+        return
+    for number, (left, right) in enumerate(zip_longest(a.to_pylist(), b.to_pylist())):
+        if left != right:
+            yield f"{name}, row {number}: {left} and {right}"
+            return

@@ -1,0 +1,112 @@
+"""The process side of `workers`: answers messages with the sequential engine.
+
+Started as `python -m fedlens.engines.worker FILE_DESCRIPTOR PARENT`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import pickle
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..core.batches import Federation
+from ..core.errors import BadInput, ClientFailed, RunFailed
+from ..core.evaluate import score
+from ..core.memories import GIB, Memories
+from ..core.network import Network
+from ..core.run import Job
+from ..core.tree import Tree
+from .mailbox import Inbox, Outbox
+from .sequential import Sequential
+
+Build = Callable[[], tuple[Network, Federation]]
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Where a worker keeps memories: a folder (None: RAM alone), bytes in RAM, the round to take them up from."""
+
+    folder: Path | None = None
+    limit: int = GIB
+    round: int | None = None
+
+
+class Worker:
+    """Its methods are the messages it answers."""
+
+    def __init__(self, build: Build, storage: Storage, index: int, count: int):
+        net, federation = build()
+        memories = Memories(storage.folder, storage.limit, storage.round)
+        self.engine = Sequential(net, federation, memories=memories)
+        self.pieces = self.engine.pieces()[index::count]
+        self.inbox, self.shared_inbox, self.outbox = Inbox(), Inbox(), Outbox()
+        self.job: Any = None
+        self.shared = Tree()
+
+    def open(self, job: Job, download: Any, shared: Any, example: int) -> bool:
+        """Take in the job; whether clients have anything to remember in it."""
+        if shared is not None:
+            self.shared = self.shared_inbox.get(shared)
+        self.job = replace(job, download=self.inbox.get(download), shared=self.shared)
+        if not self.engine.knows(job.stage):
+            self.engine.open(self.job, example)
+        return self.engine.remembers(job.stage)
+
+    def train(self, client: int) -> Any:
+        return self.outbox.put(self.engine.train(self.job, client).upload)
+
+    def measure(self, weights: Any) -> list[tuple[int, float, int]]:
+        tree = self.inbox.get(weights)
+        scores = [score(self.engine.net, tree, piece) for piece in self.pieces]
+        return [(int(s.correct), float(s.loss), int(s.examples)) for s in scores]
+
+    def save(self) -> None:
+        self.engine.save(0)
+
+
+def serve(connection: Connection) -> None:
+    order, worker = connection.recv_bytes(), None
+    while True:
+        try:
+            verb, *arguments = connection.recv()
+        except EOFError:
+            return
+        try:
+            worker = worker or Worker(*pickle.loads(order))
+            answer = None, getattr(worker, verb)(*arguments)
+        except (BadInput, ClientFailed, OSError, MemoryError) as error:
+            answer = error, None
+        except Exception:
+            answer = RunFailed(f"a worker failed:\n{traceback.format_exc()}"), None
+        connection.send(answer)
+
+
+def _die_with(parent: int) -> None:
+    """On Linux, ask to be killed with the parent: an orphan must not go on writing memories."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+        if os.getppid() != parent:
+            sys.exit(1)
+
+
+def main() -> None:
+    _die_with(int(sys.argv[2]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    torch.set_num_threads(1)
+    with Connection(int(sys.argv[1])) as connection, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        serve(connection)
+
+
+if __name__ == "__main__":
+    main()

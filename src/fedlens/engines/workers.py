@@ -1,0 +1,146 @@
+"""Persistent processes, one intra-op thread each. A worker owns clients `i % workers`: their data and memories.
+
+A process is started as `python -m fedlens.engines.worker`, so that a user's script is never imported again, and talks
+over a pipe; trees go through shared memory. Results do not depend on the number of workers: nothing random
+is shared, every client is trained by the code of `Sequential`, and replies are sorted by client.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+
+from ..core.errors import BadInput, RunFailed
+from ..core.run import Job, Reply
+from ..core.tree import Tree
+from .mailbox import Inbox, Outbox
+from .worker import Build, Storage
+
+
+class Workers:
+    """Hands clients to processes, the largest first."""
+
+    def __init__(self, build: Build, sizes: Sequence[int], workers: int, storage: Storage | None = None):
+        """`build` makes network and federation in each process; `sizes` are the clients' numbers of examples."""
+        self.population, self.sizes, self.workers = len(sizes), sizes, workers
+        self._outbox, self._inboxes = Outbox(), [Inbox(sole=True) for _ in range(workers)]
+        self._shared: tuple[Tree, Any] | None = None
+        self._shared_box = Outbox()
+        self._processes: list[subprocess.Popen] = []
+        self._connections: list[Connection] = []
+        for index in range(workers):
+            self._start(index, build, storage or Storage())
+
+    def _start(self, index: int, build: Build, storage: Storage) -> None:
+        mine, theirs = Pipe()
+        # One thread from the start: threads of idle OpenMP pools would fight over the cores.
+        threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        environment = {**os.environ, **threads, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        command = [sys.executable, "-m", "fedlens.engines.worker", str(theirs.fileno()), str(os.getpid())]
+        self._processes.append(subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment))
+        self._connections.append(mine)
+        theirs.close()
+        try:
+            mine.send_bytes(pickle.dumps((build, storage, index, self.workers)))
+        except (AttributeError, pickle.PicklingError) as error:
+            self.close()
+            raise BadInput(f"worker processes cannot import what they need ({error}); use engine=sequential") from None
+
+    # ---- the engine ----
+    def run(self, job: Job, cohort: Sequence[int]) -> list[Reply]:
+        bare = replace(job, download=Tree(), shared=Tree())
+        letters = self._outbox.put(job.download), self._shared_letter(job.shared)
+        remembers = any(self._all("open", bare, *letters, min(cohort, default=0)))
+        self._outbox.withdraw()
+        self._shared_box.withdraw()
+        waiting = sorted(cohort, key=lambda i: (-self.sizes[i], i))
+        busy: dict[int, int] = {}
+        replies: list[Reply] = []
+        while waiting or busy:
+            for index in set(range(self.workers)) - busy.keys():
+                # A client whose memory matters stays with its owner; without memories anyone may take anyone.
+                mine = (i for i in waiting if i % self.workers == index or not remembers)
+                if (client := next(mine, None)) is not None:
+                    waiting.remove(client)
+                    busy[index] = client
+                    self._send(index, "train", client)
+            for connection in wait([self._connections[index] for index in busy]):
+                index = self._connections.index(connection)  # pyright: ignore[reportArgumentType]
+                letter = self._receive(index)
+                replies.append(Reply(busy.pop(index), self._inboxes[index].get(letter)))
+        return replies
+
+    def measure(self, weights: Tree) -> list[Tree]:
+        shares = self._all("measure", self._outbox.put(weights))
+        self._outbox.withdraw()
+        count = sum(map(len, shares))
+        return [_as_tree(shares[piece % self.workers][piece // self.workers]) for piece in range(count)]
+
+    def save(self, round: int) -> None:
+        self._all("save")
+
+    def close(self) -> None:
+        for index, process in enumerate(self._processes):
+            with contextlib.suppress(OSError):
+                self._connections[index].close()  # a worker ends when nobody listens
+            try:
+                process.wait(5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    # ---- talking ----
+    def _shared_letter(self, shared: Tree) -> Any:
+        """The common payload travels when it changed; None: you have it."""
+        if self._shared is not None and self._shared[0] is shared:
+            return None
+        self._shared = shared, self._shared_box.put(shared)
+        return self._shared[1]
+
+    def _all(self, *message: Any) -> list[Any]:
+        for index in range(self.workers):
+            self._send(index, *message)
+        return [self._receive(index) for index in range(self.workers)]
+
+    def _send(self, index: int, *message: Any) -> None:
+        try:
+            self._connections[index].send(message)
+        except (BrokenPipeError, ConnectionResetError):
+            raise self._death(index) from None
+        except (AttributeError, pickle.PicklingError) as error:
+            raise BadInput(
+                f"worker processes cannot import a part of this run ({error}); use engine=sequential"
+            ) from None
+
+    def _receive(self, index: int) -> Any:
+        try:
+            failure, answer = self._connections[index].recv()
+        except (EOFError, ConnectionResetError):
+            raise self._death(index) from None
+        if failure is not None:
+            raise failure
+        return answer
+
+    def _death(self, index: int) -> RunFailed:
+        code = self._processes[index].wait(5)
+        cause = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        hint = "; the machine may be out of memory" if code == -signal.SIGKILL else ""
+        return RunFailed(f"worker {index} ended unexpectedly ({cause}){hint}")
+
+
+def _as_tree(numbers: tuple[int, float, int]) -> Tree:
+    correct, loss, examples = numbers
+    return Tree(
+        correct=torch.tensor(correct), loss=torch.tensor(loss, dtype=torch.float64), examples=torch.tensor(examples)
+    )

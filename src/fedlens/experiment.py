@@ -1,0 +1,147 @@
+"""An experiment is a value: data x partition x model x algorithm x local training x seed, and where it runs."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+
+from .algorithms import FedAvg
+from .core.algorithm import Recipe, Stage
+from .core.batches import Federation
+from .core.cohort import Cohort, Uniform
+from .core.errors import BadInput
+from .core.fields import Count, Momentum, NonNegative, Number, Positive, Share
+from .core.network import Buffers, Network, Precision
+from .core.optimizer import Adam, Optimizer, Schedule, Sgd
+from .core.rng import key, seeded
+from .core.run import timetable
+from .core.transform import Transform
+from .core.weighting import WEIGHTINGS
+from .data import DATASETS, PARTITIONS, DataSource, Images, Partition, Split, federate
+from .models import MODELS, Model
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """What a client does in a round."""
+
+    epochs: Number = 1
+    steps: Count | None = None  # in place of epochs
+    batch_size: Count = 32
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    lr: Positive = 0.01
+    momentum: Momentum = 0.9  # of sgd; starts at zero each round
+    weight_decay: NonNegative = 0.0
+    schedule: Schedule = Schedule()  # of the rate, over rounds
+
+    @property
+    def rule(self) -> Optimizer:
+        common = {"weight_decay": self.weight_decay, "schedule": self.schedule}
+        return Sgd(self.lr, momentum=self.momentum, **common) if self.optimizer == "sgd" else Adam(self.lr, **common)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """When to look, and at which models."""
+
+    every: Number = 1  # rounds between looks at the global model; 0: only after the last round
+    personal: Literal["both", "before", "after", "none"] = "both"  # clients' own models, before or after local training
+    personal_every: Number = 0  # rounds between looks at them; 0: only after the last round
+    last: Count = 10  # the closing mean is over this many last looks
+    targets: tuple[Share, ...] = ()  # accuracies whose first round and bytes are reported
+
+
+@dataclass(frozen=True)
+class Experiment:
+    data: DataSource = DATASETS["mnist5k"]()
+    partition: Partition = PARTITIONS["dirichlet"]()
+    clients: Count = 20
+    cohort: Cohort = Uniform(5)
+    model: Model = MODELS["cnn"]()
+    algorithm: Recipe = FedAvg()
+    local: LocalTraining = LocalTraining()
+    rounds: Count = 20
+    weighting: Literal["auto", "samples", "uniform", "batches"] = "auto"  # auto: what the method's paper does
+    buffers: Buffers = "average"  # running statistics of BatchNorm: averaged, or kept by each client
+    uplink: tuple[Transform, ...] = ()  # what is done to uploads, in order
+    augment: Literal["none", "flip", "crop_flip"] = "none"
+    evaluate: Evaluation = Evaluation()
+    engine: Literal["auto", "sequential", "workers"] = "auto"
+    workers: Number = 0  # processes; 0: one per core
+    device: str = "auto"
+    precision: Literal["auto"] | Precision = "auto"
+    memory: Positive = 1.0  # GiB of client memories that each process holds in RAM; the rest is on disk
+    checkpoint: Number = 1  # rounds between checkpoints; 0: only after the last round
+    seed: int = 0
+    out: str = ""  # the run's folder; without one: runs/DATA-ALGORITHM-N
+
+    @property
+    def plan(self) -> Stage:
+        """What the recipe is asked to carry out."""
+        local = self.local
+        return Stage(
+            None,
+            self.rounds,
+            self.cohort,
+            local.rule,
+            epochs=local.epochs,
+            steps=local.steps,
+            size=local.batch_size,
+            weighting=WEIGHTINGS.get(self.weighting),
+            uplink=self.uplink,
+        )
+
+    def placed(self) -> Experiment:
+        """The same experiment with engine, workers, device and precision decided for this machine."""
+        device = self.device
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        elif device.startswith("cuda") and not torch.cuda.is_available():
+            raise BadInput(f"device is {device!r}, but torch sees no GPU here")
+        elif device != "cpu" and not device.startswith("cuda"):
+            raise BadInput(f"device is {device!r}, but it should be auto, cpu, cuda or cuda:N")
+        precision = self.precision
+        if precision == "auto":
+            precision = "fp32" if device == "cpu" else "bf16"
+        if precision in ("bf16", "tf32") and device == "cpu":
+            raise BadInput(f"precision={precision} needs a GPU; on the CPU use fp32 or fp64")
+        largest = max((stage.cohort.size(self.clients) for stage, _, _ in self.timetable()), default=1)
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        workers = self.workers or min(cores, largest)
+        engine = self.engine
+        if engine == "auto":
+            engine = "workers" if device == "cpu" and os.name == "posix" and min(workers, largest) > 1 else "sequential"
+        if engine == "workers" and device != "cpu":
+            raise BadInput("engine=workers runs on the CPU; on a GPU use engine=sequential")
+        workers = workers if engine == "workers" else 1
+        return replace(self, engine=engine, workers=workers, device=device, precision=precision)
+
+    def timetable(self) -> list[tuple[Stage, int, int]]:
+        return timetable(self.algorithm, self.plan)
+
+    def federation(self, images: Images) -> tuple[Federation, Split]:
+        """Who owns which images; the same for every method, engine and model."""
+        dtype = torch.float64 if self.precision == "fp64" else torch.float32
+        return federate(images, self.partition, self.clients, self.seed, augment=self.augment, dtype=dtype)
+
+    def network(self, images: Images) -> Network:
+        """The model with its first weights, the same for every method and engine."""
+        channels, height, width = images.x.shape[1:]
+        if height != width:
+            raise BadInput(f"data: images of {height} x {width} pixels are not square")
+        with seeded(key(self.seed, "init")):
+            module = self.model.build(len(images.classes), channels, height)
+        try:
+            return Network(module, "fp32" if self.precision == "auto" else self.precision, self.buffers)
+        except ValueError as error:
+            raise BadInput(f"model: {error}") from None
+
+
+def parts(experiment: Experiment) -> tuple[Network, Federation]:
+    """What an engine needs, built anew from the configuration: in this process or in a worker."""
+    images = experiment.data.load()
+    net, (federation, _) = experiment.network(images), experiment.federation(images)
+    return net.to(experiment.device), federation.to(experiment.device)

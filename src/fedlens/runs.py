@@ -1,0 +1,213 @@
+"""A run's folder: configuration, passport, tables, checkpoints, client memories, log."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import sys
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import torch
+
+from . import __version__, tables
+from .core.errors import BadInput
+from .core.ledger import Ledger
+from .core.memories import Memories, prune, write_whole
+from .core.tree import Tree
+from .core.wire import decode, encode
+from .data import Images, Split
+from .experiment import Experiment
+
+_KEPT = 2  # checkpoints: a damaged last one costs rounds, not the run
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """All that a run is made of after `round` rounds, but the memories, which lie beside it."""
+
+    round: int
+    state: Tree
+    ledger: Ledger
+    seconds: float
+
+
+class RunFolder:
+    """Reads and writes one run. Nothing is ever half-written: files appear whole, under their final name."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self.memories, self.checkpoints = self.path / "clients", self.path / "checkpoints"
+        self.figures = self.path / "figures"
+
+    # ---- beginning and ending ----
+    @classmethod
+    def create(cls, experiment: Experiment, config: str) -> RunFolder:
+        folder = cls(experiment.out) if experiment.out else cls(_free_name(experiment))
+        if (folder.path / "config.yaml").exists():
+            raise BadInput(
+                f"{folder.path} already holds a run; resume it with `fedlens resume`, or choose another out="
+            )
+        try:
+            folder.checkpoints.mkdir(parents=True, exist_ok=True)
+            write_whole(folder.path / "config.yaml", config.encode())
+        except (FileExistsError, NotADirectoryError, PermissionError) as error:
+            raise BadInput(f"out: {folder.path} cannot be a folder ({error.strerror})") from None
+        return folder
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunFolder:
+        folder = cls(path)
+        if not (folder.path / "config.yaml").is_file():
+            raise BadInput(f"{path} holds no run: there is no config.yaml in it")
+        return folder
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    def passport(self) -> dict[str, Any]:
+        return self._json("passport.json")
+
+    def result(self) -> dict[str, Any] | None:
+        """The summary of a complete run."""
+        return self._json("result.json") if (self.path / "result.json").exists() else None
+
+    def write_json(self, name: str, value: Any) -> None:
+        write_whole(self.path / name, (json.dumps(value, indent=1) + "\n").encode())
+
+    def log(self, line: str) -> None:
+        with open(self.path / "log.txt", "a") as file:
+            file.write(line + "\n")
+
+    def metrics(self) -> pa.Table:
+        return tables.read(self.path / "metrics.parquet", tables.METRICS)
+
+    def bytes(self) -> pa.Table:
+        return tables.read(self.path / "bytes.parquet", tables.BYTES)
+
+    def tables(self) -> tuple[tables.Table, tables.Table]:
+        """metrics and bytes, to write to."""
+        return (
+            tables.Table(self.path / "metrics.parquet", tables.METRICS),
+            tables.Table(self.path / "bytes.parquet", tables.BYTES),
+        )
+
+    def client_memories(self, round: int) -> dict[int, Tree]:
+        """What clients knew after `round` rounds."""
+        store = Memories(self.memories, limit=0, round=round)
+        return {client: store.get(client) for client in store}
+
+    # ---- checkpoints ----
+    def save(self, checkpoint: Checkpoint) -> None:
+        """The manifest is written last: a checkpoint without one does not exist."""
+        name, data = f"{checkpoint.round:06d}", encode(Tree(state=checkpoint.state))
+        manifest = {
+            "round": checkpoint.round,
+            "sha256": hashlib.sha256(data).hexdigest(),
+            "seconds": checkpoint.seconds,
+            "bytes_up": checkpoint.ledger.up,
+            "bytes_down": checkpoint.ledger.down,
+            "holders": {version: sorted(clients) for version, clients in checkpoint.ledger.holders.items()},
+        }
+        write_whole(self.checkpoints / f"{name}.safetensors", data, durable=True)
+        write_whole(self.checkpoints / f"{name}.json", json.dumps(manifest).encode(), durable=True)
+        rounds = sorted(self._rounds())
+        for round in rounds[:-_KEPT]:
+            for kind in ("json", "safetensors"):
+                (self.checkpoints / f"{round:06d}.{kind}").unlink(missing_ok=True)
+        if self.memories.exists():
+            prune(self.memories, before=min(rounds[-_KEPT:]), after=checkpoint.round)
+
+    def load(self) -> tuple[Checkpoint | None, list[str]]:
+        """The newest intact checkpoint (None: start from the beginning), and what was wrong with newer ones."""
+        wrong, found = [], sorted(self._rounds(), reverse=True)
+        for round in found:
+            try:
+                return self._load(round), wrong
+            except (OSError, ValueError, KeyError) as error:
+                wrong.append(f"checkpoint {round} is damaged ({error})")
+        if found:
+            raise BadInput(f"{self.path}: no intact checkpoint is left: {'; '.join(wrong)}")
+        return None, wrong
+
+    def _load(self, round: int) -> Checkpoint:
+        manifest = self._json(f"checkpoints/{round:06d}.json")
+        data = (self.checkpoints / f"{round:06d}.safetensors").read_bytes()
+        if hashlib.sha256(data).hexdigest() != manifest["sha256"]:
+            raise ValueError("its checksum differs")
+        holders = {version: set(clients) for version, clients in manifest["holders"].items()}
+        ledger = Ledger(holders, manifest["bytes_up"], manifest["bytes_down"])
+        return Checkpoint(manifest["round"], decode(data).state, ledger, manifest["seconds"])
+
+    def _rounds(self) -> list[int]:
+        return [int(path.stem) for path in self.checkpoints.glob("??????.json")]
+
+    def _json(self, name: str) -> Any:
+        try:
+            return json.loads((self.path / name).read_text())
+        except FileNotFoundError:
+            raise BadInput(f"{self.path} is incomplete: {name} is missing") from None
+        except (json.JSONDecodeError, UnicodeDecodeError):
+            raise BadInput(f"{self.path / name} is damaged: it is not JSON") from None
+
+
+def _free_name(experiment: Experiment) -> Path:
+    from .config import plain
+
+    stem = f"{plain(experiment.data)['is']}-{plain(experiment.algorithm)['is']}"
+    taken = (Path("runs") / f"{stem}-{number:03d}" for number in range(1, 100_000))
+    return next(path for path in taken if not path.exists())
+
+
+def passport(experiment: Experiment, config: dict[str, Any], images: Images, split: Split) -> dict[str, Any]:
+    """Who this run is: enough to defend a number, or to find out why two differ."""
+    science = {k: v for k, v in config.items() if k not in ("out", "engine", "workers", "memory", "checkpoint")}
+    return {
+        "config_hash": _digest(json.dumps(science, sort_keys=True).encode()),
+        "split_hash": split.hash,
+        "split_notes": list(split.notes),
+        "data": {"name": images.name, "origin": images.origin, "sha256": images.checksum, "images": len(images.y)},
+        "seed": experiment.seed,
+        "code": {"version": __version__, "sha256": _code_hash()},
+        "libraries": {name: _version(name) for name in ("torch", "numpy", "pyarrow", "safetensors", "pydantic")},
+        "python": platform.python_version(),
+        "machine": {"system": platform.system(), "processor": _processor(), "cores": os.cpu_count()},
+        "device": experiment.device,
+        "device_name": torch.cuda.get_device_name() if experiment.device.startswith("cuda") else "CPU",
+        "precision": experiment.precision,
+        "threads_per_process": 1,
+        "engine": experiment.engine,
+        "workers": experiment.workers,
+    }
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def _code_hash() -> str:
+    root = Path(__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _version(name: str) -> str:
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return metadata.version(name)
+    return "not installed"
+
+
+def _processor() -> str:
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, StopIteration), open("/proc/cpuinfo") as lines:
+            return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return platform.processor()

@@ -1,0 +1,323 @@
+"""Run an experiment on this machine: load, split, train, look, remember; or go on where a run stopped."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from . import config
+from .core.algorithm import Server
+from .core.cohort import Everyone
+from .core.errors import BadInput
+from .core.evaluate import Evaluate, total
+from .core.ledger import Ledger
+from .core.memories import GIB, Memories, prune
+from .core.rng import key
+from .core.run import Engine, Job, Reply
+from .core.run import run as run_rounds
+from .core.tree import Tree
+from .engines.sequential import Sequential
+from .engines.worker import Storage
+from .engines.workers import Workers
+from .experiment import Experiment, parts
+from .runs import Checkpoint, RunFolder, passport
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended. `accuracy` and `loss`: the global model on the pooled test set after the last round."""
+
+    run: str
+    accuracy: float | None
+    loss: float | None
+    personal: dict[str, dict[str, float]]  # before, after, fine-tuned: mean, std, worst_decile over clients
+    rounds: int
+    bytes_up: int
+    bytes_down: int
+    seconds: float
+    engine: str
+    accuracy_last: float | None = None  # mean of the last looks
+    accuracy_best: float | None = None
+    targets: dict[str, dict[str, float] | None] = field(default_factory=dict)  # accuracy -> round, bytes
+
+    def plain(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a watcher is told after each round."""
+
+    round: int
+    rounds: int
+    accuracy: float | None
+    loss: float | None
+    bytes_up: int
+    bytes_down: int
+    seconds: float  # of the whole run so far
+
+
+class Watcher(Protocol):
+    def begin(self, experiment: Experiment, folder: Path, notes: list[str], round: int, rounds: int) -> None: ...
+    def round(self, progress: Progress) -> None: ...
+    def note(self, text: str) -> None: ...
+
+
+class Nobody:
+    def begin(self, experiment, folder, notes, round, rounds):
+        pass
+
+    def round(self, progress):
+        pass
+
+    def note(self, text):
+        pass
+
+
+def run(experiment: Experiment | None = None, *, watcher: Watcher | None = None) -> Result:
+    """From the beginning, into a new folder."""
+    experiment = config.check(experiment or Experiment()).placed()
+    for stage, _, _ in experiment.timetable():
+        stage.cohort.size(experiment.clients)  # refused here, before anything is loaded or written
+    images = experiment.data.load()
+    experiment.federation(images), experiment.network(images)
+    folder = RunFolder.create(experiment, config.to_yaml(experiment))
+    return _carry_on(folder, experiment, None, [], watcher or Nobody(), images)
+
+
+def resume(path: str | Path, words: tuple[str, ...] = (), *, watcher: Watcher | None = None) -> Result:
+    """Go on after a crash, to the same bits; `words` may change where it runs and how many rounds."""
+    folder = RunFolder.open(path)
+    for word in words:
+        if (name := word.partition("=")[0]) not in ("rounds", "engine", "workers", "memory", "checkpoint"):
+            raise BadInput(
+                f"{name} cannot change when a run is resumed; engine, workers, memory, checkpoint, rounds can"
+            )
+    experiment = replace(config.read(folder.config, words), out=str(folder.path))
+    if any(word.partition("=")[0] in ("engine", "workers") for word in words):
+        experiment = experiment.placed()
+    if (before := folder.result()) and before["rounds"] >= len(experiment.timetable()):
+        return Result(**before)
+    checkpoint, notes = folder.load()
+    return _carry_on(folder, experiment, checkpoint, notes, watcher or Nobody(), experiment.data.load())
+
+
+def _carry_on(
+    folder: RunFolder,
+    experiment: Experiment,
+    checkpoint: Checkpoint | None,
+    notes: list[str],
+    watcher: Watcher,
+    images: Any,
+) -> Result:
+    start = checkpoint or Checkpoint(0, Tree(), Ledger(), 0.0)
+    federation, split = experiment.federation(images)
+    card = passport(experiment, config.plain(experiment), images, split)
+    if (folder.path / "passport.json").exists():
+        _same_origin(folder.passport(), card)
+    else:
+        folder.write_json("passport.json", card)
+        split.save(folder.path / "split.json")
+    folder.memories.mkdir(exist_ok=True)
+    prune(folder.memories, before=0, after=start.round)
+    with threads(1):
+        net = experiment.network(images).to(experiment.device)
+        federation = federation.to(experiment.device)
+        engine = _engine(experiment, net, federation, folder, start.round)
+        try:
+            recorder = Recorder(folder, experiment, engine, start, watcher)
+            watcher.begin(experiment, folder.path, notes + list(split.notes), start.round, recorder.rounds)
+            run_rounds(
+                experiment.algorithm,
+                net,
+                engine,
+                experiment.plan,
+                seed=experiment.seed,
+                state=start.state.map(lambda leaf: leaf.to(experiment.device)),
+                round=start.round,
+                observe=recorder,
+            )
+            result = recorder.conclude()
+        finally:
+            engine.close()
+    return result
+
+
+def _engine(experiment: Experiment, net, federation, folder: RunFolder, round: int) -> Engine:
+    limit = int(experiment.memory * GIB)
+    if experiment.engine == "workers":
+        sizes = [len(federation.train[i]) for i in range(len(federation.train))]
+        return Workers(partial(parts, experiment), sizes, experiment.workers, Storage(folder.memories, limit, round))
+    return Sequential(net, federation, memories=Memories(folder.memories, limit, round))
+
+
+def _same_origin(before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Other data or another split would silently be another experiment."""
+    if before["data"]["sha256"] != now["data"]["sha256"]:
+        raise BadInput(
+            f"the data of this run have changed: {before['data']['name']} had another checksum when it began"
+        )
+    if before["split_hash"] != now["split_hash"]:
+        raise BadInput("the split of this run cannot be made again: its hash differs from the one in passport.json")
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """The number of intra-op threads changes how sums round; one everywhere gives one result."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class Recorder:
+    """Observes the round loop: evaluates, books bytes, writes tables and checkpoints, tells the watcher."""
+
+    def __init__(self, folder: RunFolder, experiment: Experiment, engine: Engine, start: Checkpoint, watcher: Watcher):
+        self.folder, self.experiment, self.engine, self.watcher = folder, experiment, engine, watcher
+        self.ledger, self.rounds = start.ledger, len(experiment.timetable())
+        self.metrics, self.bytes = folder.tables()
+        for table in (self.metrics, self.bytes):
+            table.cut(start.round)
+        self._began = time.perf_counter() - start.seconds
+        self._last_round = start.seconds
+        self._look: tuple[float, float] | None = None
+
+    def __call__(self, server: Server, job: Job, replies: list[Reply]) -> None:
+        cohort, last = [reply.client for reply in replies], server.round == self.rounds
+        self.bytes.add(self.ledger.book(job, cohort, replies, round=server.round))
+        evaluate = self.experiment.evaluate
+        if last or _due(server.round, evaluate.every):
+            self._look = self._look_at_global(server, job)
+        if last or _due(server.round, evaluate.personal_every):
+            self._look_at_personal(server, job)
+        seconds = time.perf_counter() - self._began
+        self.metrics.add([(server.round, None, "", "", "", "seconds", seconds - self._last_round)])
+        self._last_round = seconds
+        if last or _due(server.round, self.experiment.checkpoint):
+            self.engine.save(server.round)
+            self.metrics.flush()
+            self.bytes.flush()
+            self.folder.save(Checkpoint(server.round, server.state, self.ledger, seconds))
+        accuracy, loss = self._look or (None, None)
+        progress = Progress(server.round, self.rounds, accuracy, loss, self.ledger.up, self.ledger.down, seconds)
+        self.folder.log(line(progress))
+        self.watcher.round(progress)
+
+    def _look_at_global(self, server: Server, job: Job) -> tuple[float, float] | None:
+        """The global model on the pooled test set; none when clients keep a part of it."""
+        model = job.stage.algorithm.global_model(server.state)
+        whole = server.net.initial_weights()
+        if {path for path, _ in model.paths()} != {path for path, _ in whole.paths()}:
+            return None
+        score = total(self.engine.measure(model))
+        accuracy, loss = (float(score[name]) / int(score.examples) for name in ("correct", "loss"))
+        where = server.round, None, "pooled test", "global", "examples"
+        self.metrics.add([(*where, "accuracy", accuracy), (*where, "loss", loss)])
+        return accuracy, loss
+
+    def _look_at_personal(self, server: Server, job: Job) -> None:
+        """Every client's own model on its own test shard, before or after local training."""
+        wanted, algorithm, local = self.experiment.evaluate.personal, job.stage.algorithm, self.experiment.local
+        for name in algorithm.judged:
+            if name.startswith("personal") and wanted != "both" and not name.endswith(wanted):
+                continue
+            trained = name == "personal after"
+            how = dict(epochs=local.epochs, steps=local.steps) if trained else dict(epochs=0, steps=None)
+            stage = job.stage.errand(Evaluate(base=algorithm), **how)
+            look = Job(stage, algorithm.broadcast(server), job.shared, server.round, job.at, job.since, job.seed)
+            cohort = Everyone()(server.population, key(job.seed, "evaluation"))
+            replies = sorted(self.engine.run(look, cohort), key=lambda reply: reply.client)
+            self.bytes.add(self.ledger.book(look, cohort, replies, round=server.round, purpose="evaluation"))
+            self._book_personal(server.round, name, replies)
+
+    def _book_personal(self, round: int, name: str, replies: list[Reply]) -> None:
+        found = {r.client: r.upload for r in replies if int(r.upload.examples)}
+        accuracies = {client: int(s.correct) / int(s.examples) for client, s in found.items()}
+        where = round, None, "client test", name, "clients"
+        summary = spread(list(accuracies.values()))
+        losses = [float(s.loss) / int(s.examples) for s in found.values()]
+        self.metrics.add((*where, f"accuracy_{key}", value) for key, value in summary.items())
+        self.metrics.add([(*where, "loss_mean", sum(losses) / len(losses))])
+        each = "client test", name, "examples"
+        self.metrics.add((round, client, *each, "accuracy", value) for client, value in accuracies.items())
+
+    def conclude(self) -> Result:
+        self.metrics.merge()
+        self.bytes.merge()
+        result = summary(self.folder, self.experiment)
+        self.folder.write_json("result.json", result.plain())
+        return result
+
+
+def _due(round: int, every: int) -> bool:
+    return every > 0 and round % every == 0
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Mean, deviation, and the mean of the worst tenth (at least one client)."""
+    ordered = torch.tensor(sorted(values), dtype=torch.float64)
+    worst = ordered[: max(1, len(values) // 10)]
+    return {
+        "mean": ordered.mean().item(),
+        "std": ordered.std(unbiased=False).item(),
+        "worst_decile": worst.mean().item(),
+    }
+
+
+def line(progress: Progress) -> str:
+    accuracy = "" if progress.accuracy is None else f"  accuracy {progress.accuracy:.4f}  loss {progress.loss:.4f}"
+    traffic = f"  up {progress.bytes_up / 1e6:.1f} MB  down {progress.bytes_down / 1e6:.1f} MB"
+    return f"round {progress.round}/{progress.rounds}{accuracy}{traffic}  {progress.seconds:.1f} s"
+
+
+def summary(folder: RunFolder, experiment: Experiment) -> Result:
+    """The result of a complete run, read back from its tables."""
+    rows = folder.metrics().to_pylist()
+    curve = {
+        name: [(row["round"], row["value"]) for row in rows if row["model"] == "global" and row["metric"] == name]
+        for name in ("accuracy", "loss")
+    }
+    accuracies = [value for _, value in curve["accuracy"]]
+    last = accuracies[-experiment.evaluate.last :]
+    personal: dict[str, dict[str, float]] = {}
+    end = max((row["round"] for row in rows), default=0)
+    for row in rows:
+        if row["client"] is None and row["split"] == "client test" and row["round"] == end:
+            name = row["model"].removeprefix("personal ")
+            personal.setdefault(name, {})[row["metric"].removeprefix("accuracy_")] = row["value"]
+    manifest, _ = folder.load()
+    assert manifest is not None  # a complete run ends with a checkpoint
+    return Result(
+        run=str(folder.path),
+        accuracy=accuracies[-1] if accuracies else None,
+        loss=curve["loss"][-1][1] if accuracies else None,
+        personal=personal,
+        rounds=end,
+        bytes_up=manifest.ledger.up,
+        bytes_down=manifest.ledger.down,
+        seconds=round(manifest.seconds, 3),
+        engine=experiment.engine,
+        accuracy_last=sum(last) / len(last) if last else None,
+        accuracy_best=max(accuracies, default=None),
+        targets={f"{target:g}": _reached(folder, curve["accuracy"], target) for target in experiment.evaluate.targets},
+    )
+
+
+def _reached(folder: RunFolder, curve: list[tuple[int, float]], target: float) -> dict[str, float] | None:
+    """The first round whose accuracy is at least the target, and the bytes until then; None: never."""
+    first = next((round for round, accuracy in curve if accuracy >= target), None)
+    if first is None:
+        return None
+    table = folder.bytes().to_pylist()
+    spent = [row for row in table if row["round"] <= first and not row["kind"].startswith("evaluation")]
+    return {"round": first, "bytes": sum(row["payload"] + row["header"] for row in spent)}

@@ -1,0 +1,116 @@
+"""Tidy tables that grow with a run: a folder of Parquet parts, readable as one table at any moment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from .core.memories import write_whole
+
+METRICS = pa.schema(
+    [
+        ("round", pa.int32()),  # rounds done
+        ("client", pa.int32()),  # none: all of them
+        ("split", pa.string()),  # pooled test, client test
+        ("model", pa.string()),  # global, personal before, personal after, fine-tuned
+        ("weighting", pa.string()),  # examples or clients count alike
+        ("metric", pa.string()),
+        ("value", pa.float64()),
+    ]
+)
+BYTES = pa.schema(
+    [
+        ("round", pa.int32()),
+        ("client", pa.int32()),
+        ("kind", pa.string()),
+        ("payload", pa.int64()),
+        ("header", pa.int64()),
+    ]
+)
+_PARTS = 64  # merged into one when there are more: a long run must not leave thousands of files
+
+
+class Table:
+    """Rows wait in memory until `flush`; each flush is one part, named by its first and last round."""
+
+    def __init__(self, folder: Path, schema: pa.Schema):
+        self.folder, self.schema = folder, schema
+        self._waiting: list[tuple[Any, ...]] = []
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def add(self, rows: Iterable[Sequence[Any]]) -> None:
+        self._waiting += [tuple(row) for row in rows]
+
+    def flush(self) -> None:
+        if not self._waiting:
+            return
+        columns = zip(*self._waiting, strict=True)
+        self._write(pa.table([pa.array(c, f.type) for c, f in zip(columns, self.schema, strict=True)], self.schema))
+        self._waiting = []
+        if len(_parts(self.folder)) > _PARTS:
+            self.merge()
+
+    def merge(self) -> None:
+        """All parts into one."""
+        parts = _drop_covered(_parts(self.folder))
+        if len(parts) > 1:
+            self._write(_read(parts, self.schema))
+            for part in parts:
+                part.unlink()
+
+    def cut(self, round: int) -> None:
+        """Forget what was written after this many rounds."""
+        _drop_merged(self.folder)
+        for part in _parts(self.folder):
+            first, last = _span(part)
+            if last <= round:
+                continue
+            if first <= round:
+                table = pq.read_table(part, schema=self.schema)
+                self._write(table.filter(pa.compute.less_equal(table["round"], round)))
+            part.unlink()
+
+    def _write(self, table: pa.Table) -> None:
+        sink = pa.BufferOutputStream()
+        pq.write_table(table, sink, compression="zstd")
+        rounds = table["round"]
+        first, last = pa.compute.min(rounds).as_py(), pa.compute.max(rounds).as_py()
+        write_whole(self.folder / f"{first:06d}-{last:06d}.parquet", sink.getvalue().to_pybytes())
+
+
+def read(folder: Path, schema: pa.Schema) -> pa.Table:
+    """The whole table, in the order it was written."""
+    return _read(_drop_covered(_parts(folder)), schema)
+
+
+def _read(parts: list[Path], schema: pa.Schema) -> pa.Table:
+    return pa.concat_tables([pq.read_table(part, schema=schema) for part in parts]) if parts else schema.empty_table()
+
+
+def _parts(folder: Path) -> list[Path]:
+    return sorted(folder.glob("??????-??????.parquet"))
+
+
+def _span(part: Path) -> tuple[int, int]:
+    first, last = part.stem.split("-")
+    return int(first), int(last)
+
+
+def _drop_covered(parts: list[Path]) -> list[Path]:
+    """Without the parts that a crash left beside the one they were merged into."""
+    spans = {part: _span(part) for part in parts}
+    return [
+        part
+        for part, (first, last) in spans.items()
+        if not any(other != part and a <= first and last <= b for other, (a, b) in spans.items())
+    ]
+
+
+def _drop_merged(folder: Path) -> None:
+    parts = _parts(folder)
+    for part in set(parts) - set(_drop_covered(parts)):
+        part.unlink()
