@@ -57,7 +57,8 @@ def build():
     return network(), federation()
 
 
-PLAN = Stage(None, 3, Uniform(3), Sgd(0.1, momentum=0.9, weight_decay=1e-3, schedule=Exponential(0.9)), epochs=2, size=4)
+SGD = Sgd(0.1, momentum=0.9, weight_decay=1e-3, schedule=Exponential(0.9))
+PLAN = Stage(None, 3, Uniform(3), SGD, epochs=2, size=4)
 
 
 def same(a, b) -> bool:

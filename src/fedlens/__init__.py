@@ -1,3 +1,24 @@
 """FedLens: federated learning on data that differs, guided by what models look at."""
 
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from .experiment import Evaluation, Experiment, LocalTraining
+    from .simulate import Result, resume, run
+
+_PLACES = {
+    **dict.fromkeys(("Experiment", "LocalTraining", "Evaluation"), "experiment"),
+    **dict.fromkeys(("run", "resume", "Result"), "simulate"),
+}
+__all__ = ["Evaluation", "Experiment", "LocalTraining", "Result", "__version__", "resume", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    """Verbs are imported when they are used, so that `import fedlens` and `fedlens --help` cost nothing."""
+    if name not in _PLACES:
+        raise AttributeError(f"module 'fedlens' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(f".{_PLACES[name]}", __name__), name)

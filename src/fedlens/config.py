@@ -1,4 +1,4 @@
-"""Experiments as YAML and as `key=value` words: names are resolved first, then every field is checked by its own type."""
+"""Experiments as YAML and `key=value` words: names are resolved first, then every field is checked by its type."""
 
 from __future__ import annotations
 

@@ -75,6 +75,7 @@ class Experiment:
     precision: Literal["auto"] | Precision = "auto"
     memory: Positive = 1.0  # GiB of client memories that each process holds in RAM; the rest is on disk
     checkpoint: Number = 1  # rounds between checkpoints; 0: only after the last round
+    picture: bool = True  # draw the run when it is complete
     seed: int = 0
     out: str = ""  # the run's folder; without one: runs/DATA-ALGORITHM-N
 

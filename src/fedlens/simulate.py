@@ -14,6 +14,7 @@ import torch
 
 from . import config
 from .core.algorithm import Server
+from .core.batches import Federation
 from .core.cohort import Everyone
 from .core.errors import BadInput
 from .core.evaluate import Evaluate, total
@@ -87,7 +88,8 @@ def run(experiment: Experiment | None = None, *, watcher: Watcher | None = None)
     for stage, _, _ in experiment.timetable():
         stage.cohort.size(experiment.clients)  # refused here, before anything is loaded or written
     images = experiment.data.load()
-    experiment.federation(images), experiment.network(images)
+    experiment.federation(images)
+    experiment.network(images)
     folder = RunFolder.create(experiment, config.to_yaml(experiment))
     return _carry_on(folder, experiment, None, [], watcher or Nobody(), images)
 
@@ -125,6 +127,7 @@ def _carry_on(
     else:
         folder.write_json("passport.json", card)
         split.save(folder.path / "split.json")
+        folder.write_json("label_counts.json", label_counts(federation, len(images.classes)))
     folder.memories.mkdir(exist_ok=True)
     prune(folder.memories, before=0, after=start.round)
     with threads(1):
@@ -147,7 +150,17 @@ def _carry_on(
             result = recorder.conclude()
         finally:
             engine.close()
+    if experiment.picture:
+        from .report.figures import first_look
+
+        first_look(folder, folder.figures / "run")
     return result
+
+
+def label_counts(federation: Federation, classes: int) -> list[list[int]]:
+    """How many training images of each class every client owns."""
+    owned = (federation.train[client] for client in sorted(federation.train))
+    return [torch.bincount(federation.data.y[index], minlength=classes).tolist() for index in owned]
 
 
 def _engine(experiment: Experiment, net, federation, folder: RunFolder, round: int) -> Engine:

@@ -71,15 +71,14 @@ class Table:
                 continue
             if first <= round:
                 table = pq.read_table(part, schema=self.schema)
-                self._write(table.filter(pa.compute.less_equal(table["round"], round)))
+                self._write(table.filter(pa.array([r <= round for r in table["round"].to_pylist()])))
             part.unlink()
 
     def _write(self, table: pa.Table) -> None:
         sink = pa.BufferOutputStream()
         pq.write_table(table, sink, compression="zstd")
-        rounds = table["round"]
-        first, last = pa.compute.min(rounds).as_py(), pa.compute.max(rounds).as_py()
-        write_whole(self.folder / f"{first:06d}-{last:06d}.parquet", sink.getvalue().to_pybytes())
+        rounds = table["round"].to_pylist()
+        write_whole(self.folder / f"{min(rounds):06d}-{max(rounds):06d}.parquet", sink.getvalue().to_pybytes())
 
 
 def read(folder: Path, schema: pa.Schema) -> pa.Table:

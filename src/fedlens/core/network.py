@@ -28,7 +28,9 @@ class Network:
     """
 
     def __init__(self, module: nn.Module, precision: Precision = "fp32", buffers: Buffers = "average"):
-        self.module, self.precision, self.buffers = copy.deepcopy(module), precision, buffers
+        self.module = copy.deepcopy(module)
+        self.precision: Precision = precision
+        self.buffers: Buffers = buffers
         if precision == "fp64":
             self.module.double()
         self._parts = _Parts(self.module)
@@ -105,8 +107,9 @@ class Network:
         if self._mode == mode:
             return
         self.module.train(train)
-        for name, part in self._norms if train and only is not None else ():
-            part.train(any(f"{name}.{weight}" in only for weight, _ in part.named_parameters(recurse=False)))
+        if train and only is not None:
+            for name, part in self._norms:
+                part.train(any(f"{name}.{weight}" in only for weight, _ in part.named_parameters(recurse=False)))
         self._mode = mode
 
     @contextmanager

@@ -83,7 +83,7 @@ class Tree(dict):
         """Write the values of `other` into this tree's tensors."""
         pairs = [(x, y) for x, y in zip(self.leaves(), other.leaves(self), strict=True) if x is not y]
         if pairs:
-            torch._foreach_copy_(*map(list, zip(*pairs, strict=True)))
+            torch._foreach_copy_([x for x, _ in pairs], [y for _, y in pairs])
         return self
 
     def rebuild(self, leaves: Iterator[Tensor]) -> Tree:

@@ -1,14 +1,58 @@
 """Data sets, how they are dealt to clients, and how a batch is prepared. Adding one is a class and a line here."""
 
 from .federation import federate
+from .foreign import FlBench, Flwr, Pfllib
+from .hub import Hub
 from .images import DataSource, Images
-from .own import Npz
-from .partition import Dirichlet, Iid, Partition, Shards
+from .labels import Dirichlet, Shards
+from .leaf import Femnist
+from .modalities import Modalities
+from .own import ClientsFolder, Folder, Npz
+from .partition import ByUser, Domains, File, Iid, Partition, Quantity
+from .photos import Celeba, Cinic10, TinyImagenet
 from .prepare import Prepare
-from .sets import Cifar10, FashionMnist, Mnist, Mnist5k
-from .split import Split
+from .sets import Cifar10, Cifar100, FashionMnist, Mnist, Mnist5k
+from .split import Skew, Split, skew
 
-DATASETS: dict[str, type[DataSource]] = {cls.name: cls for cls in (Mnist5k, Mnist, FashionMnist, Cifar10, Npz)}
-PARTITIONS: dict[str, type[Partition]] = {cls.name: cls for cls in (Iid, Dirichlet, Shards)}
+DATASETS: dict[str, type[DataSource]] = {
+    "mnist5k": Mnist5k,
+    "mnist": Mnist,
+    "fashion_mnist": FashionMnist,
+    "femnist": Femnist,
+    "cifar10": Cifar10,
+    "cifar100": Cifar100,
+    "cinic10": Cinic10,
+    "tiny_imagenet": TinyImagenet,
+    "celeba": Celeba,
+    "npz": Npz,
+    "folder": Folder,
+    "clients_folder": ClientsFolder,
+    "pfllib": Pfllib,
+    "hub": Hub,
+    "modalities": Modalities,
+}
 
-__all__ = ["DATASETS", "PARTITIONS", "DataSource", "Images", "Partition", "Prepare", "Split", "federate"]
+PARTITIONS: dict[str, type[Partition]] = {
+    "iid": Iid,
+    "dirichlet": Dirichlet,
+    "shards": Shards,
+    "quantity": Quantity,
+    "by_user": ByUser,
+    "domains": Domains,
+    "file": File,
+    "fl_bench": FlBench,
+    "flwr": Flwr,
+}
+
+__all__ = [
+    "DATASETS",
+    "PARTITIONS",
+    "DataSource",
+    "Images",
+    "Partition",
+    "Prepare",
+    "Skew",
+    "Split",
+    "federate",
+    "skew",
+]

@@ -9,6 +9,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ import torch
 
 from .images import Decoded, Found, Images
 
-VERSION = 1  # of the layout below; a new number makes every old copy a stranger
+VERSION = 1  # of the layout below and of how files are decoded; a new number makes every old copy a stranger
 ARRAYS = ("x", "y", "train", "test", "users", "domains")
 
 
@@ -37,95 +38,98 @@ def cache_folder() -> Path:
 
 def cached(name: str, settings: dict[str, str], found: Found, read: Callable[[], Decoded]) -> Images:
     """The data set from its decoded copy, which is made first when it is missing, damaged or out of date."""
-    folder = cache_folder() / f"{name}-{_fingerprint(name, settings, found)}"
-    if (images := _open(folder, name, found.origin)) is not None:
-        return images
+    folder = place(name, settings, found)
+    if (copy := opened(folder)) is not None:
+        return _images(*copy, name, found.origin)
     decoded = read()
+    header, arrays = _header(decoded), _arrays(decoded)
     try:
-        _store(folder, decoded)
+        _store(folder, header, arrays)
     except OSError:  # read-only or full: the data set still works, it is only decoded again next time
-        return _in_memory(decoded, name, f"{found.origin}, not cached: {folder.parent} cannot be written")
-    return _open(folder, name, found.origin) or _in_memory(decoded, name, found.origin)
+        return _images(header, arrays, name, f"{found.origin}; not cached, as {folder.parent} cannot be written")
+    return _images(*(opened(folder) or (header, arrays)), name, found.origin)
 
 
-def _fingerprint(name: str, settings: dict[str, str], found: Found) -> str:
-    stats = [(path.name, os.stat(path)) for path in found.files]
-    files = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
-    return hashlib.sha256(repr((VERSION, name, sorted(settings.items()), found.origin, files)).encode()).hexdigest()[
-        :20
-    ]
+def place(name: str, settings: dict[str, str], found: Found) -> Path:
+    """The folder of the decoded copy: it depends on the settings, and on the date and size of every source file."""
+    stats = [(str(path), os.stat(path)) for path in found.files]
+    files = [(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
+    source, state = _digest(sorted(settings.items()), found.origin), _digest(VERSION, files)
+    return cache_folder() / f"{name}-{source}-{state}"
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True)
-class _Header:
+class Header:
+    """What is known of a decoded copy besides its arrays."""
+
     classes: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
     checksum: str
-    sums: dict[str, int]  # of every array's bytes, see _sum
+    sums: dict[str, int]  # of every array's bytes, see byte_sum
 
 
-def _header(decoded: Decoded) -> _Header:
-    mean, std = decoded.mean, decoded.std
-    if mean is None or std is None:
-        mean, std = moments(decoded.x, decoded.train)
-    sums = {name: _sum(array) for name in ARRAYS if (array := _array(decoded, name)) is not None}
-    return _Header(decoded.classes, mean, std, checksum(decoded.x, decoded.y), sums)
+def _header(decoded: Decoded) -> Header:
+    sums = {part: byte_sum(array) for part, array in _arrays(decoded).items()}
+    return Header(decoded.classes, *moments(decoded.x, decoded.train), checksum(decoded.x, decoded.y), sums)
 
 
-def _array(decoded: Decoded, name: str) -> np.ndarray | None:
-    array = getattr(decoded, name)
-    return None if array is None else np.ascontiguousarray(array, np.uint8 if name == "x" else np.int64)
+def _arrays(decoded: Decoded) -> dict[str, np.ndarray]:
+    there = {part: array for part in ARRAYS if (array := getattr(decoded, part)) is not None}
+    return {part: np.ascontiguousarray(array, np.uint8 if part == "x" else np.int64) for part, array in there.items()}
 
 
-def _sum(array: np.ndarray) -> int:
-    """Of all bytes as words: any one damaged place changes it, and it runs at the speed of memory."""
+def byte_sum(array: np.ndarray) -> int:
+    """Of all bytes as 64-bit words: any one damaged place changes it, and it runs at the speed of memory."""
     flat = array.reshape(-1).view(np.uint8)
     whole = len(flat) // 8 * 8
-    total = int(flat[:whole].view(np.uint64).sum(dtype=np.uint64)) + int.from_bytes(flat[whole:].tobytes(), "little")
-    return total % 2**64
+    words = int(flat[:whole].view(np.uint64).sum(dtype=np.uint64)) if whole else 0
+    return (words + int.from_bytes(flat[whole:].tobytes(), "little")) % 2**64
 
 
 def checksum(x: np.ndarray, y: np.ndarray) -> str:
+    """sha256 of the decoded bytes and labels."""
     digest = hashlib.sha256(np.ascontiguousarray(x).data)
     digest.update(np.ascontiguousarray(y, np.int64).data)
     return digest.hexdigest()
 
 
 def moments(x: np.ndarray, index: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation per channel, of pixels in [0, 1]; exact, from histograms of the bytes."""
+    """Mean and standard deviation per channel, of pixels in [0, 1]; exact, as bytes can be counted."""
     counts = np.zeros((x.shape[1], 256), np.int64)
     for some in np.array_split(index, max(1, len(index) // 4096)):
         for channel in range(x.shape[1]):
             counts[channel] += np.bincount(x[some, channel].reshape(-1), minlength=256)
     values, shares = np.arange(256) / 255, counts / counts.sum(1, keepdims=True)
     mean = shares @ values
-    std = np.sqrt(np.maximum((shares * (values - mean[:, None]) ** 2).sum(1), 0))
-    # An image set without any contrast must not divide by zero.
+    std = np.sqrt((shares * (values - mean[:, None]) ** 2).sum(1))
+    # A channel without any contrast must not divide by zero.
     return tuple(mean.tolist()), tuple(np.where(std > 0, std, 1.0).tolist())
 
 
-def _store(folder: Path, decoded: Decoded) -> None:
+def _store(folder: Path, header: Header, arrays: dict[str, np.ndarray]) -> None:
     """Written aside and renamed, so that a half-made copy never has the name of a whole one."""
-    header = _header(decoded)
     folder.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        for name in header.sums:
-            array = _array(decoded, name)
-            assert array is not None
-            with open(aside / f"{name}.npy", "wb") as file:
+        for part, array in arrays.items():
+            with open(aside / f"{part}.npy", "wb") as file:
                 np.save(file, array)
                 file.flush()
                 os.fsync(file.fileno())
-        (aside / "header.json").write_text(json.dumps({"version": VERSION, **vars(header)}))
-        _put(aside, folder)
+        (aside / "header.json").write_text(json.dumps(vars(header)))
+        _rename(aside, folder)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+    _tidy(folder)
 
 
-def _put(aside: Path, folder: Path) -> None:
-    """Rename; when another process was first, its copy is as good. A damaged copy makes way."""
+def _rename(aside: Path, folder: Path) -> None:
+    """A damaged copy makes way; when another process was first, its copy is as good."""
     for _ in range(3):
         try:
             os.rename(aside, folder)
@@ -133,48 +137,54 @@ def _put(aside: Path, folder: Path) -> None:
         except OSError:
             if not folder.exists():
                 raise
-            if _header_of(folder) is not None:
-                return
-            gone = Path(tempfile.mkdtemp(prefix=f".{folder.name}-damaged-", dir=folder.parent))
-            with contextlib.suppress(OSError):
-                os.rename(folder, gone / "copy")
-            shutil.rmtree(gone, ignore_errors=True)
+        if opened(folder) is not None:
+            return
+        away = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        with contextlib.suppress(OSError):
+            os.rename(folder, away / "damaged")
+        shutil.rmtree(away, ignore_errors=True)
 
 
-def _header_of(folder: Path) -> tuple[_Header, dict[str, np.ndarray]] | None:
-    """Header and mapped arrays of a whole and undamaged copy."""
+def _tidy(folder: Path) -> None:
+    """Copies of older files of the same source, and what interrupted processes left behind more than a day ago."""
+    source = folder.name.rsplit("-", 1)[0]
+    for other in folder.parent.glob(f"{source}-*"):
+        if other != folder:
+            shutil.rmtree(other, ignore_errors=True)
+    for aside in folder.parent.glob(f".{source}-*"):
+        with contextlib.suppress(OSError):
+            if time.time() - aside.stat().st_mtime > 86400:
+                shutil.rmtree(aside, ignore_errors=True)
+
+
+def opened(folder: Path) -> tuple[Header, dict[str, np.ndarray]] | None:
+    """Header and mapped arrays of a copy that is whole and undamaged."""
     try:
         stored = json.loads((folder / "header.json").read_text())
-        if stored.pop("version") != VERSION:
-            return None
-        header = _Header(
-            tuple(stored["classes"]), tuple(stored["mean"]), tuple(stored["std"]), stored["checksum"], stored["sums"]
-        )
-        # Copy-on-write: torch insists on writable memory, and nobody can write to the file.
-        arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="c") for name in header.sums}
+        lists = {name: tuple(stored[name]) for name in ("classes", "mean", "std")}
+        header = Header(**lists, checksum=stored["checksum"], sums=stored["sums"])
+        # Copy-on-write: torch insists on writable memory, and nobody must write to the file.
+        arrays = {part: np.load(folder / f"{part}.npy", mmap_mode="c") for part in header.sums}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    return (header, arrays) if all(_sum(arrays[name]) == header.sums[name] for name in arrays) else None
+    whole = {"x", "y", "train", "test"} <= arrays.keys()
+    return (header, arrays) if whole and all(byte_sum(arrays[part]) == header.sums[part] for part in arrays) else None
 
 
-def _open(folder: Path, name: str, origin: str) -> Images | None:
-    opened = _header_of(folder)
-    return None if opened is None else _images(*opened, name, origin)
+def _images(header: Header, arrays: dict[str, np.ndarray], name: str, origin: str) -> Images:
+    def tensor(part: str) -> torch.Tensor:
+        return torch.from_numpy(arrays[part])
 
-
-def _in_memory(decoded: Decoded, name: str, origin: str) -> Images:
-    header = _header(decoded)
-    arrays = {part: array for part in header.sums if (array := _array(decoded, part)) is not None}
-    return _images(header, arrays, name, origin)
-
-
-def _images(header: _Header, arrays: dict[str, np.ndarray], name: str, origin: str) -> Images:
-    tensors = {part: torch.from_numpy(arrays[part]) if part in arrays else None for part in ARRAYS}
     return Images(
-        **tensors,  # pyright: ignore[reportArgumentType]
+        x=tensor("x"),
+        y=tensor("y"),
+        train=tensor("train"),
+        test=tensor("test"),
         classes=header.classes,
         mean=header.mean,
         std=header.std,
+        users=tensor("users") if "users" in arrays else None,
+        domains=tensor("domains") if "domains" in arrays else None,
         checksum=header.checksum,
         origin=origin,
         name=name,

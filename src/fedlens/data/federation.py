@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+import numpy as np
 import torch
 
 from ..core.batches import Dataset, Federation
@@ -30,4 +31,13 @@ def federate(
     train, test = (
         {client: torch.from_numpy(shard) for client, shard in enumerate(shards)} for shards in (split.train, split.test)
     )
-    return Federation(data, train, test, images.test), split
+    return Federation(data, train, test, pooled_test(images, split)), split
+
+
+def pooled_test(images: Images, split: Split) -> torch.Tensor:
+    """The canonical test part; where clients train on some of it, all clients' test shards instead."""
+    trained_on = torch.zeros(len(images), dtype=torch.bool)
+    trained_on[torch.from_numpy(np.concatenate(split.train))] = True
+    if not trained_on[images.test].any():
+        return images.test
+    return torch.from_numpy(np.sort(np.concatenate(split.test)))

@@ -1,16 +1,20 @@
-"""Readers of the file formats that data sets come in; each returns uint8 [N, C, H, W] and labels."""
+"""Readers of the file formats that images come in."""
 
 from __future__ import annotations
 
 import gzip
 import io
+import zipfile
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ..core.errors import BadInput
+from ..core.rng import numpy_generator
+from .shares import largest_remainder
 
 
 def bytes_of(path: Path) -> bytes:
@@ -25,49 +29,66 @@ def bytes_of(path: Path) -> bytes:
 def idx(path: Path) -> np.ndarray:
     """MNIST's own format: a magic number with the rank, the sizes, the bytes."""
     raw = bytes_of(path)
-    rank = raw[3] if len(raw) > 4 and raw[:3] == b"\0\0\x08" else 0
-    sizes = np.frombuffer(raw, ">u4", count=rank, offset=4).astype(int).tolist() if len(raw) >= 4 + 4 * rank else []
-    content = np.frombuffer(raw, np.uint8, offset=min(len(raw), 4 + 4 * rank))
-    if not rank or len(content) != int(np.prod(sizes)):
-        raise BadInput(f"{path} is not a whole idx file; fetch it again")
-    return content.reshape(sizes)
+    rank = raw[3] if raw[:3] == b"\0\0\x08" and len(raw) > 3 else 0
+    start = 4 + 4 * rank
+    if rank and len(raw) >= start:
+        sizes = np.frombuffer(raw, ">u4", count=rank, offset=4).astype(int).tolist()
+        if len(raw) - start == int(np.prod(sizes)):
+            return np.frombuffer(raw, np.uint8, offset=start).reshape(sizes)
+    raise BadInput(f"{path} is not a whole idx file; fetch it again")
 
 
-def webp_strips(path: Path, labels: str, size: int = 32) -> tuple[np.ndarray, np.ndarray]:
-    """Packed images: labels, and pictures of many images one below the other."""
-    with npz(path) as pack:
-        strips = [pack[name] for name in sorted(pack.files) if name.startswith("strip_")]
-        y = pack[labels].astype(np.int64)
-    x = np.concatenate([pixels(io.BytesIO(strip.tobytes()), path).reshape(-1, size, size, 3) for strip in strips])
-    if len(x) != len(y):
-        raise BadInput(f"{path} holds {len(x)} images but {len(y)} labels; fetch it again")
-    return channels_first(x), y
-
-
-def npz(path: Path) -> np.lib.npyio.NpzFile:
+def npz(path: Path) -> dict[str, np.ndarray]:
     """An archive of plain arrays; pickled objects stay closed."""
-    import zipfile
-
     try:
-        return np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise BadInput(f"{path} is not a readable .npz file ({error})") from None
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+        raise BadInput(f"{path} is not a readable .npz file of plain arrays ({error})") from None
 
 
-def pixels(file: Path | io.BytesIO, path: Path, mode: str | None = "RGB", size: int | None = None) -> np.ndarray:
-    """One picture as bytes [H, W, C], converted to `mode`; with `size`, scaled and cut to a square in the middle."""
+def webp_strips(path: Path, size: int = 32) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Images packed one below the other into lossless pictures, and the arrays that lie beside them."""
+    pack = npz(path)
+    strips = [pack.pop(name) for name in sorted(pack) if name.startswith("strip_")]
+    if not strips:
+        raise BadInput(f"{path} holds no images; fetch it again")
+    x = [picture(io.BytesIO(strip.tobytes()), path).reshape(-1, size, size, 3) for strip in strips]
+    return channels_first(np.concatenate(x)), pack
+
+
+def picture(file: Any, path: Path, mode: str = "RGB", size: int | None = None) -> np.ndarray:
+    """One picture as bytes [H, W, C], converted to `mode`; with `size`, cut to a square in the middle and scaled."""
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
         with Image.open(file) as image:
-            picture = image.convert(mode) if mode and image.mode != mode else image
-            if size is not None and picture.size != (size, size):
-                picture = ImageOps.fit(picture, (size, size), Image.Resampling.BILINEAR)
-            array = np.asarray(picture)
-    except (OSError, ValueError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError) as error:
-        reason = "it is not an image" if isinstance(error, UnidentifiedImageError) else str(error)
-        raise BadInput(f"{path} cannot be decoded ({reason}); replace or remove it") from None
+            image = image.convert(mode)
+            if size is not None and image.size != (size, size):
+                exact = image.width == image.height and image.width % size == 0
+                filtered = Image.Resampling.BOX if exact else Image.Resampling.BILINEAR
+                image = ImageOps.fit(image, (size, size), filtered)
+            array = np.asarray(image)
+    except UnidentifiedImageError:
+        raise BadInput(f"{path} is not an image; replace or remove it") from None
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise BadInput(f"{path} cannot be decoded ({error}); replace or remove it") from None
     return array if array.ndim == 3 else array[:, :, None]
+
+
+def pictures(
+    files: Sequence[Path], mode: str = "RGB", size: int | None = None, content: Callable[[int], Any] | None = None
+) -> np.ndarray:
+    """All of them as [N, C, H, W]; `content(i)` where the bytes are not in the file of that name."""
+    x = np.empty((0, len(mode), 1, 1), np.uint8)
+    for index, file in enumerate(files):
+        one = picture(file if content is None else content(index), file, mode, size).transpose(2, 0, 1)
+        if index == 0:
+            x = np.empty((len(files), *one.shape), np.uint8)
+        if one.shape != x.shape[1:]:
+            raise BadInput(f"{file} is of another size than {files[0]}: make all of one size or set data.size")
+        x[index] = one
+    return x
 
 
 def channels_first(x: np.ndarray) -> np.ndarray:
@@ -75,27 +96,13 @@ def channels_first(x: np.ndarray) -> np.ndarray:
     return x[:, None] if x.ndim == 3 else np.ascontiguousarray(x.transpose(0, 3, 1, 2))
 
 
-def stack(pictures: Iterable[np.ndarray], count: int, files: Sequence[Path] | None = None) -> np.ndarray:
-    """Pictures [H, W, C] of one size as [N, C, H, W], written into place one by one."""
-    x = None
-    for index, picture in enumerate(pictures):
-        if x is None:
-            x = np.empty((count, picture.shape[2], *picture.shape[:2]), np.uint8)
-        if picture.transpose(2, 0, 1).shape != x.shape[1:]:
-            where = f"{files[index]}" if files else f"image {index}"
-            raise BadInput(f"{where} is {picture.shape[1]}x{picture.shape[0]}, unlike {x.shape[3]}x{x.shape[2]} before")
-        x[index] = picture.transpose(2, 0, 1)
-    return np.empty((0, 3, 1, 1), np.uint8) if x is None else x
-
-
-def stratified(y: np.ndarray, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Indices (rest, held out): `share` of every class, to rounding; at least one stays."""
-    from ..core.rng import numpy_generator
-
+def stratified(groups: np.ndarray, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Indices (rest, held out): `share` of the whole and, to rounding, of every group; a group keeps one at least."""
     draw = numpy_generator(seed)
-    held = []
-    for label in np.unique(y):
-        of_class = draw.permutation(np.flatnonzero(y == label))
-        held.append(of_class[: min(round(share * len(of_class)), len(of_class) - 1)])
-    out = np.sort(np.concatenate(held)) if held else np.empty(0, np.int64)
-    return np.setdiff1d(np.arange(len(y)), out), out
+    _, group, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+    wanted = np.minimum(largest_remainder(sizes, round(share * len(groups))), sizes - 1)
+    order = draw.permutation(len(groups))
+    order = order[np.argsort(group[order], kind="stable")]
+    place = np.arange(len(groups)) - np.repeat(np.cumsum(sizes) - sizes, sizes)  # inside its group
+    held = place < np.repeat(wanted, sizes)
+    return np.sort(order[~held]), np.sort(order[held])

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from ..core.errors import BadInput
@@ -46,24 +45,20 @@ class Decoded:
     classes: tuple[str, ...]
     users: np.ndarray | None = None
     domains: np.ndarray | None = None
-    mean: tuple[float, ...] | None = None  # None: taken from the training part
-    std: tuple[float, ...] | None = None
 
     @staticmethod
     def parts(
-        train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, np.ndarray], classes: tuple[str, ...], **more
+        train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, np.ndarray], classes: tuple[str, ...]
     ) -> Decoded:
         """From the two canonical parts, the training part first: the order in which other tools number them, too."""
         (x, y), (x_test, y_test) = train, test
+        if x.shape[1:] != x_test.shape[1:]:
+            raise BadInput(
+                f"training images are {x.shape[1:]}, but test images {x_test.shape[1:]} (channels, height, width)"
+            )
         index = np.arange(len(y) + len(y_test))
-        return Decoded(
-            np.concatenate([x, x_test]),
-            np.concatenate([y, y_test]),
-            index[: len(y)],
-            index[len(y) :],
-            classes,
-            **more,
-        )
+        both = np.concatenate([x, x_test]), np.concatenate([y, y_test])
+        return Decoded(*both, index[: len(y)], index[len(y) :], classes)
 
 
 @dataclass(frozen=True)
@@ -80,7 +75,7 @@ class DataSource:
     """Configuration of a data set; `load()` decodes it once and afterwards maps the decoded copy."""
 
     name: ClassVar[str]
-    mean: ClassVar[tuple[float, ...] | None] = None  # the published ones
+    mean: ClassVar[tuple[float, ...] | None] = None  # the published ones; None: measured on the training part
     std: ClassVar[tuple[float, ...] | None] = None
 
     def find(self) -> Found:
@@ -91,29 +86,28 @@ class DataSource:
         from .cache import cached
 
         found = self.find()
-        settings = {field.name: repr(getattr(self, field.name)) for field in fields(self)}
-        images = cached(self.name, settings, found, lambda: _checked(self.name, found.read()))
+        images = cached(self.name, self.settings(), found, lambda: _checked(self.name, found.read()))
         if self.mean is None or self.std is None:
             return images
-        from dataclasses import replace
-
         return replace(images, mean=self.mean, std=self.std)
+
+    def settings(self) -> dict[str, str]:
+        """What the decoded copy depends on besides the files."""
+        return {field.name: repr(getattr(self, field.name)) for field in fields(self)}
 
 
 def _checked(name: str, decoded: Decoded) -> Decoded:
     """The same, or one sentence on what is wrong with it."""
-    x, y = decoded.x, decoded.y
-    if x.dtype != np.uint8 or x.ndim != 4 or len(x) != len(y):
-        raise BadInput(f"{name}: images must be bytes [N, C, H, W] with one label each, not {x.dtype} {x.shape}")
+    x, y, classes = decoded.x, decoded.y, decoded.classes
+    if x.dtype != np.uint8 or x.ndim != 4 or y.shape != x.shape[:1]:
+        raise BadInput(
+            f"{name} must have byte images [N, C, H, W] and a label for each, not {x.dtype} {x.shape}, {y.shape}"
+        )
     if len(decoded.train) == 0:
         raise BadInput(f"{name} has no training images")
-    if len(decoded.classes) < 2:
-        raise BadInput(f"{name} has one class only ({', '.join(decoded.classes)}); a classifier needs at least two")
-    if y.min() < 0 or y.max() >= len(decoded.classes):
-        wrong = y[(y < 0) | (y >= len(decoded.classes))][0]
-        raise BadInput(f"{name} has the label {wrong}, but labels must lie in 0 to {len(decoded.classes) - 1}")
+    if len(classes) < 2:
+        raise BadInput(f"{name} has one class only ({', '.join(classes)}); a classifier needs at least two")
+    if y.min() < 0 or y.max() >= len(classes):
+        wrong = y[(y < 0) | (y >= len(classes))][0]
+        raise BadInput(f"{name} has the label {wrong}, but labels must lie in 0 to {len(classes) - 1}")
     return decoded
-
-
-def as_tensor(array: np.ndarray) -> Tensor:
-    return torch.from_numpy(array)

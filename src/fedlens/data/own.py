@@ -1,23 +1,25 @@
-"""Data that a user brings."""
+"""Data that a user brings: a file of arrays, a folder of images, a folder per client or per domain."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from ..core.errors import BadInput
-from ..core.fields import Share
+from ..core.fields import Number, Share
 from ..core.rng import key
 from .formats import npz, stratified
 from .images import DataSource, Decoded, Found
 from .places import own_path
+from .tree import Listed, list_owners, list_parts, read_listed
 
 
 @dataclass(frozen=True)
 class Npz(DataSource):
-    """A .npz file with x_train, y_train, x_test and y_test, or with x and y, of which a share is held out to test on."""
+    """A .npz file with x_train, y_train, x_test, y_test, or with x and y, of which a share is held out to test on."""
 
     path: str = ""
     holdout: Share = 0.2  # only where the file has no test part
@@ -28,51 +30,96 @@ class Npz(DataSource):
         return Found((path,), f"file {path}", lambda: self._read(path))
 
     def _read(self, path: Path) -> Decoded:
-        with npz(path) as file:
-            names = set(file.files)
-            try:
-                stored = {name: file[name] for name in names}
-            except ValueError as error:
-                raise BadInput(f"{path} cannot be read ({error})") from None
-        if {"x_train", "y_train", "x_test", "y_test"} <= names:
-            train, test = (
-                (images(stored[f"x_{part}"], path), labels(stored[f"y_{part}"], path)) for part in ("train", "test")
-            )
-            y = np.concatenate([train[1], test[1]])
-            return Decoded.parts(train, test, class_names(stored, y))
-        if {"x", "y"} <= names:
-            x, y = images(stored["x"], path), labels(stored["y"], path)
-            rest, held = stratified(y, self.holdout, key("npz", "test part"))
-            return Decoded(x, y, rest, held, class_names(stored, y))
-        raise BadInput(
-            f"{path} has the keys {', '.join(sorted(names))}; it needs x_train, y_train, x_test, y_test or x, y"
-        )
+        stored = npz(path)
+        if {"x_train", "y_train", "x_test", "y_test"} <= set(stored):
+            x, x_test = (as_images(stored[part], path) for part in ("x_train", "x_test"))
+            y, y_test = (as_labels(stored[part], path) for part in ("y_train", "y_test"))
+            return Decoded.parts((x, y), (x_test, y_test), _classes(stored, np.concatenate([y, y_test])))
+        if {"x", "y"} <= set(stored):
+            x, y = as_images(stored["x"], path), as_labels(stored["y"], path)
+            return Decoded(x, y, *stratified(y, self.holdout, key("npz", "test part")), _classes(stored, y))
+        keys = ", ".join(sorted(stored)) or "nothing"
+        raise BadInput(f"{path} holds {keys}; it must hold x_train, y_train, x_test, y_test or x, y")
 
 
-def class_names(stored: dict[str, np.ndarray], y: np.ndarray) -> tuple[str, ...]:
-    if "classes" in stored:
-        return tuple(str(name) for name in stored["classes"])
-    return tuple(str(label) for label in range(int(y.max(initial=-1)) + 1))
+def _classes(stored: dict[str, np.ndarray], y: np.ndarray) -> tuple[str, ...]:
+    return tuple(map(str, stored["classes"] if "classes" in stored else range(int(y.max(initial=-1)) + 1)))
 
 
-def images(x: np.ndarray, path: Path) -> np.ndarray:
+def as_images(x: np.ndarray, path: Path) -> np.ndarray:
     """[N, H, W], [N, H, W, C] or [N, C, H, W], bytes or numbers in [0, 1], as bytes [N, C, H, W]."""
+    shape = x.shape
     if x.ndim == 3:
         x = x[:, None]
     elif x.ndim == 4 and x.shape[3] in (1, 3):
         x = x.transpose(0, 3, 1, 2)
     if x.ndim != 4 or x.shape[1] not in (1, 3):
-        raise BadInput(f"{path}: images of shape {x.shape} are neither [N, H, W] nor [N, H, W, 1 or 3]")
+        raise BadInput(
+            f"{path}: images of shape {shape} are none of [N, H, W], [N, H, W, C], [N, C, H, W] with C 1 or 3"
+        )
     if x.dtype == np.uint8:
         return x
-    if not np.issubdtype(x.dtype, np.floating) or not np.isfinite(x).all() or x.min() < 0 or x.max() > 1:
-        raise BadInput(f"{path}: images must be bytes (uint8) or floats in [0, 1], not {x.dtype}")
+    if not np.issubdtype(x.dtype, np.floating) or not (np.isfinite(x) & (x >= 0) & (x <= 1)).all():
+        raise BadInput(f"{path}: images must be bytes (uint8) or floats in [0, 1], not other {x.dtype} numbers")
     return np.round(x * 255).astype(np.uint8)
 
 
-def labels(y: np.ndarray, path: Path) -> np.ndarray:
-    if y.ndim == 2 and y.shape[1] == 1:
-        y = y[:, 0]
+def as_labels(y: np.ndarray, path: Path) -> np.ndarray:
+    y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
     if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
         raise BadInput(f"{path}: labels must be one whole number per image, not {y.dtype} {y.shape}")
     return y.astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Folder(DataSource):
+    """Images in folders named after their class, below train/ and test/ or with a share held out to test on.
+
+    With `domains`, one level higher: <domain>/<class>/ or <domain>/{train,test}/<class>/.
+    """
+
+    path: str = ""
+    size: Number = 32  # pixels of the square that images are cut and scaled to; 0: they are all of one size
+    colour: bool = True  # grey ones among them are converted; False: all become grey
+    holdout: Share = 0.2  # only where there is no test folder
+    domains: bool = False
+    name = "folder"
+
+    def find(self) -> Found:
+        return _found(self, list_owners if self.domains else list_parts, lambda some: self._read(*some))
+
+    def _read(self, listed: list[Listed], has_test: bool) -> Decoded:
+        decoded, owner = read_listed(listed, has_test, self.holdout, "RGB" if self.colour else "L", self.size or None)
+        return replace(decoded, domains=owner) if self.domains else decoded
+
+
+@dataclass(frozen=True)
+class ClientsFolder(DataSource):
+    """A folder per client: <client>/<class>/ or <client>/{train,test}/<class>/; deal it with partition=by_user."""
+
+    path: str = ""
+    size: Number = 32  # as in Folder
+    colour: bool = True
+    holdout: Share = 0.2
+    name = "clients_folder"
+
+    def find(self) -> Found:
+        return _found(self, list_owners, lambda some: self._read(*some))
+
+    def _read(self, listed: list[Listed], has_test: bool) -> Decoded:
+        decoded, owner = read_listed(listed, has_test, self.holdout, "RGB" if self.colour else "L", self.size or None)
+        return replace(decoded, users=owner)
+
+
+def _found(
+    source: Folder | ClientsFolder,
+    list_images: Callable[[Path], tuple[list[Listed], bool]],
+    read: Callable[[tuple[list[Listed], bool]], Decoded],
+) -> Found:
+    path = own_path(source.path, "data.path")
+    if not path.is_dir():
+        raise BadInput(f"data.path is {source.path!r}, which is a file; {source.name} needs a folder")
+    listed, has_test = list_images(path)
+    if not listed:
+        raise BadInput(f"data.path is {source.path!r}, but no folders named after a class with images are in it")
+    return Found(tuple(one.file for one in listed), f"folder {path}", lambda: read((listed, has_test)))

@@ -6,35 +6,38 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 import numpy as np
+import torch
 
 from ..core.errors import BadInput
-from ..core.fields import Count, Number, Positive, Share
+from ..core.fields import Number, Positive, Share
 from ..core.rng import key, numpy_generator
 from .images import Images
-from .shares import cut, deal, held_out, matched, top_up
+from .shares import Generator, cut, equal_sizes, held_out, matched, proportions, top_up
 from .split import Split
-
-DRAWS = 20  # of a whole assignment; then small clients are topped up instead of drawing for ever
 
 
 @dataclass(frozen=True)
 class Partition:
-    """Deals the training part to clients. A subclass writes `assign`."""
+    """Deals the training part to clients. A subclass writes `assign`, and `check` for what cannot be.
 
-    # matched: from the canonical test part, in each client's own class mix; holdout: a share of its own examples.
-    test: Literal["matched", "holdout"] = field(default="matched", kw_only=True)
+    test: `matched` deals the canonical test part in each client's own class mix; `holdout` keeps back a share of the
+    client's own examples; `pooled` does so, too, after the canonical test part has joined the training part.
+    """
+
+    test: Literal["matched", "holdout", "pooled"] = field(default="matched", kw_only=True)
     holdout: Share = field(default=0.2, kw_only=True)
     seed: int | None = field(default=None, kw_only=True)  # None: the experiment's
-
     name: ClassVar[str]
 
     def split(self, images: Images, clients: int, seed: int) -> Split:
         """The same for the same arguments, whatever else runs."""
         seed = seed if self.seed is None else self.seed
+        if self.test == "pooled":
+            images = replace(images, train=torch.cat([images.train, images.test]))
         self.check(images, clients)
         owned, notes = self.assign(images, clients, numpy_generator(key(seed, "partition")))
         owned = [np.sort(shard) for shard in owned]
-        train, test, more = self.tests(images, owned, numpy_generator(key(seed, "test shards")))
+        train, test, more = self.test_shards(images, owned, numpy_generator(key(seed, "test shards")))
         return Split(train, test, (*notes, *more))
 
     def check(self, images: Images, clients: int) -> None:
@@ -42,42 +45,31 @@ class Partition:
         if clients < 1:
             raise BadInput(f"clients is {clients}, but a federation needs at least one")
         if clients > len(images.train):
-            raise BadInput(
-                f"clients is {clients}, but {images.name} has only {len(images.train)} training images: "
-                "lower clients or take more data"
-            )
-        if self.test == "holdout" and not 0 < self.holdout < 1:
+            have = f"{images.name} has only {len(images.train)} training images"
+            raise BadInput(f"clients is {clients}, but {have}: lower clients or take more data")
+        if self.test != "matched" and not 0 < self.holdout < 1:
             raise BadInput(f"partition.holdout is {self.holdout}, but it must lie between 0 and 1")
 
-    def assign(
-        self, images: Images, clients: int, draw: np.random.Generator
-    ) -> tuple[list[np.ndarray], tuple[str, ...]]:
+    def assign(self, images: Images, clients: int, draw: Generator) -> tuple[list[np.ndarray], tuple[str, ...]]:
         """Each client's examples as indices into images.x, and what there is to say about it."""
         raise NotImplementedError(f"{type(self).__name__} does not say how it assigns examples")
 
-    def tests(
-        self, images: Images, owned: list[np.ndarray], draw: np.random.Generator
+    def test_shards(
+        self, images: Images, owned: list[np.ndarray], draw: Generator
     ) -> tuple[list[np.ndarray], list[np.ndarray], tuple[str, ...]]:
-        """(training shards, test shards, notes)."""
-        y, classes = images.y.numpy(), len(images.classes)
-        if self.test == "holdout":
+        """(training shards, test shards, notes) from what clients own."""
+        y = images.y.numpy()
+        if self.test != "matched":
             return held_out(owned, y, self.holdout, draw)
-        counts = np.stack([np.bincount(y[shard], minlength=classes) for shard in owned])
+        counts = np.stack([np.bincount(y[shard], minlength=len(images.classes)) for shard in owned])
         shards, notes = matched(counts, images.test.numpy(), y, draw)
         return owned, shards, notes
 
 
-def class_counts(images: Images) -> np.ndarray:
-    """How many training examples each class has."""
-    return np.bincount(images.y[images.train].numpy(), minlength=len(images.classes))
-
-
 def check_min_size(images: Images, clients: int, min_size: int) -> None:
     if min_size * clients > len(images.train):
-        raise BadInput(
-            f"partition.min_size {min_size} for {clients} clients needs {min_size * clients} training images, but "
-            f"{images.name} has {len(images.train)}: lower partition.min_size or clients"
-        )
+        needs = f"partition.min_size {min_size} for {clients} clients needs {min_size * clients} training images"
+        raise BadInput(f"{needs}, but {images.name} has {len(images.train)}: lower partition.min_size or clients")
 
 
 @dataclass(frozen=True)
@@ -91,141 +83,134 @@ class Iid(Partition):
 
 
 @dataclass(frozen=True)
-class Dirichlet(Partition):
-    """Label skew. The dialects are not interchangeable in comparisons.
-
-    class: each class is cut by Dir(alpha) over clients, redrawn until all have min_size (Yurochkin et al., 2019).
-    balanced: the same, but a client that holds >= N/K examples gets no more classes (NIID-Bench; Flower closes at > N/K).
-    client: equal sizes, each client draws its own class mix from Dir(alpha) (Hsu et al., 2019).
-    equal: `class`, then examples move from the largest clients to the smallest until sizes differ by one at most.
-    """
+class Quantity(Partition):
+    """Sizes that differ, Dir(alpha) of them; the class mix is everyone's, to chance."""
 
     alpha: Positive = 0.5
     min_size: Number = 10
-    dialect: Literal["class", "balanced", "client", "equal"] = "class"
-    name = "dirichlet"
+    name = "quantity"
 
     def check(self, images, clients):
         super().check(images, clients)
         check_min_size(images, clients, self.min_size)
 
     def assign(self, images, clients, draw):
-        counts, notes = self.counts(class_counts(images), clients, draw)
-        return deal(counts, images.train.numpy(), images.y.numpy(), draw), notes
-
-    def counts(self, of_class: np.ndarray, clients: int, draw: np.random.Generator) -> tuple[np.ndarray, tuple]:
-        """How many examples of each class every client gets, [clients, classes]."""
         least = np.full(clients, max(self.min_size, 1))
-        if self.dialect == "equal":
-            sizes = equal_sizes(int(of_class.sum()), clients)
-            # Who gets the one example more must not be told by the client's number.
-            return top_up(per_class(of_class, clients, self.alpha, draw), draw.permutation(sizes), draw)[0], ()
-        if self.dialect == "client":
-            return per_client(of_class, equal_sizes(int(of_class.sum()), clients), self.alpha, draw), ()
-        cap = of_class.sum() / clients if self.dialect == "balanced" else None
-        best = None
-        for _ in range(DRAWS):
-            counts = per_class(of_class, clients, self.alpha, draw, cap)
-            lacking = np.maximum(least - counts.sum(1), 0).sum()
-            if best is None or lacking < best[0]:
-                best = lacking, counts
-            if not lacking:
-                return counts, ()
-        assert best is not None
-        counts, moved, clients_helped = top_up(best[1], least, draw)
-        return counts, (
-            f"after {DRAWS} draws {clients_helped} of {clients} clients still had fewer than {least[0]} examples; "
-            f"{moved} examples were moved to them from the largest clients",
-        )
+        sizes = cut(proportions(self.alpha, clients, draw), len(images.train))
+        counts, moved, helped = top_up(sizes[:, None], least, draw)
+        shards = np.split(draw.permutation(images.train.numpy()), np.cumsum(counts[:, 0])[:-1])
+        return shards, (topped_up(helped, clients, least[0], moved),) if moved else ()
 
 
-def equal_sizes(examples: int, clients: int) -> np.ndarray:
-    return np.full(clients, examples // clients) + (np.arange(clients) < examples % clients)
-
-
-def shares_of(alpha: float, count: int, draw: np.random.Generator) -> np.ndarray:
-    """Dir(alpha) of a symmetric kind; where alpha is so small that all of it underflows, one takes everything."""
-    shares = draw.dirichlet(np.full(count, alpha))
-    if not np.isfinite(shares).all() or not shares.sum() > 0:
-        shares = np.zeros(count)
-        shares[draw.integers(count)] = 1
-    return shares / shares.sum()
-
-
-def per_class(
-    of_class: np.ndarray, clients: int, alpha: float, draw: np.random.Generator, cap: float | None = None
-) -> np.ndarray:
-    counts = np.zeros((clients, len(of_class)), np.int64)
-    for label, examples in enumerate(of_class):
-        shares = shares_of(alpha, clients, draw)
-        if cap is not None:
-            full = counts.sum(1) >= cap
-            for _ in range(DRAWS):
-                if shares[~full].sum() > 0:
-                    break
-                shares = shares_of(alpha, clients, draw)
-            shares = np.where(full, 0, shares if shares[~full].sum() > 0 else 1)
-            shares = shares / shares.sum()
-        counts[:, label] = cut(shares, int(examples))
-    return counts
-
-
-def per_client(of_class: np.ndarray, sizes: np.ndarray, alpha: float, draw: np.random.Generator) -> np.ndarray:
-    """One client after another, in random order; classes that have run out leave the client's mix."""
-    left, counts = of_class.copy(), np.zeros((len(sizes), len(of_class)), np.int64)
-    for client in draw.permutation(len(sizes)):
-        mix = shares_of(alpha, len(of_class), draw)
-        while (wanted := int(sizes[client] - counts[client].sum())) > 0:
-            open_mix = np.where(left > 0, mix, 0)
-            open_mix = open_mix if open_mix.sum() > 0 else left.astype(float)
-            got = np.minimum(draw.multinomial(wanted, open_mix / open_mix.sum()), left)
-            counts[client] += got
-            left -= got
-    return counts
+def topped_up(helped: int, clients: int, least: int, moved: int) -> str:
+    them = f"{helped} of {clients} clients had fewer than {least} examples"
+    return f"{them}; {moved} examples were moved to them from the largest clients"
 
 
 @dataclass(frozen=True)
-class Shards(Partition):
-    """Pathological label skew as in FedRep (Collins et al., 2021): every client gets shards of `classes` classes.
+class ByUser(Partition):
+    """A client is a person: a writer, a portrayed person, a folder. Tests are the same person's."""
 
-    A client may draw the same class twice, so `classes` is an upper bound. Where clients * classes is no multiple of
-    the number of classes, some shards are left over and their examples stay unused.
-    """
-
-    classes: Count = 2  # per client
-    name = "shards"
+    min_size: Number = 1  # users with fewer training examples are left out
+    more: Literal["sample", "merge"] = "sample"  # users than clients: leave the others out, or several users a client
+    name = "by_user"
 
     def check(self, images, clients):
         super().check(images, clients)
-        if self.classes > len(images.classes):
+        if images.users is None:
+            raise BadInput(f"{images.name} does not say who made an example: take another partition than by_user")
+        if clients > (users := len(self._users(images))):
             raise BadInput(
-                f"partition.classes is {self.classes}, but {images.name} has only {len(images.classes)} classes"
+                f"clients is {clients}, but {images.name} has {users} users with at least {self.min_size} training "
+                "examples: lower clients or partition.min_size"
             )
-        per_class = -(-clients * self.classes // len(images.classes))
-        if (fewest := class_counts(images)).min() < per_class:
-            label = images.classes[int(fewest.argmin())]
-            raise BadInput(
-                f"{clients} clients with {self.classes} classes each need {per_class} shards per class, but class "
-                f"{label!r} of {images.name} has only {fewest.min()} training images: lower clients or partition.classes"
-            )
+
+    def _users(self, images: Images) -> np.ndarray:
+        users, counts = np.unique(whose(images)[images.train.numpy()], return_counts=True)
+        return users[counts >= self.min_size]
 
     def assign(self, images, clients, draw):
-        of_class = class_counts(images)
-        per_class = -(-clients * self.classes // len(of_class))
-        cards = draw.permutation(np.repeat(np.arange(len(of_class)), per_class))[: clients * self.classes]
-        hands = cards.reshape(clients, self.classes)
-        piles = [draw.permutation(equal_sizes(int(examples), per_class)).tolist() for examples in of_class]
-        counts = np.zeros((clients, len(of_class)), np.int64)
-        for client, hand in enumerate(hands):
-            for label in hand:
-                counts[client, label] += piles[label].pop()
-        unused = sum(sum(pile) for pile in piles)
-        left = clients * self.classes
-        notes = (
-            f"{per_class * len(of_class) - left} of {per_class * len(of_class)} shards were left over: "
-            f"{unused} training examples are unused",
-        )
-        return deal(counts, images.train.numpy(), images.y.numpy(), draw), notes if unused else ()
+        users, train = self._users(images), images.train.numpy()
+        chosen, notes = users, ()
+        if len(users) > clients and self.more == "sample":
+            chosen = np.sort(draw.choice(users, clients, replace=False))
+            unused = int((~np.isin(whose(images)[train], chosen)).sum())
+            notes = (f"{clients} of {len(users)} users were drawn; {unused} training examples are unused",)
+        elif len(users) > clients:
+            chosen = draw.permutation(users)
+        order = train[np.argsort(whose(images)[train], kind="stable")]
+        starts, ends = (np.searchsorted(whose(images)[order], chosen, side) for side in ("left", "right"))
+        shards = [order[start:end] for start, end in zip(starts, ends, strict=True)]
+        return [np.concatenate(shards[client::clients]) for client in range(clients)], notes
+
+    def test_shards(self, images, owned, draw):
+        """The users' own test examples; where the test part has none of theirs, a share of their training examples."""
+        if self.test != "matched":
+            return super().test_shards(images, owned, draw)
+        users, test = whose(images), images.test.numpy()
+        order = test[np.argsort(users[test], kind="stable")]
+        train, tests, without = [], [], 0
+        for shard in owned:
+            starts, ends = (np.searchsorted(users[order], np.unique(users[shard]), side) for side in ("left", "right"))
+            own = np.concatenate([order[start:end] for start, end in zip(starts, ends, strict=True)])
+            if not len(own):
+                without += 1
+                (shard,), (own,), _ = held_out([shard], images.y.numpy(), self.holdout, draw)
+            train.append(shard)
+            tests.append(np.sort(own))
+        them = f"{without} of {len(owned)} clients have no examples in the test part"
+        return train, tests, (f"{them} and are tested on a share of their own",) if without else ()
 
 
-__all__ = ["Dirichlet", "Iid", "Partition", "Shards", "replace"]
+def whose(images: Images) -> np.ndarray:
+    assert images.users is not None
+    return images.users.numpy()
+
+
+@dataclass(frozen=True)
+class Domains(Partition):
+    """The same number of clients for each domain or modality, each dealt on its own by another partition."""
+
+    base: Partition = Iid()  # its options count, also where the test shards come from
+    name = "domains"
+
+    def check(self, images, clients):
+        super().check(images, clients)
+        if images.domains is None:
+            raise BadInput(f"{images.name} has no domains: take data=modalities, or data=folder with data.domains=true")
+        if clients < (count := len(torch.unique(images.domains[images.train]))):
+            raise BadInput(f"clients is {clients}, but {images.name} has {count} domains; each needs a client")
+
+    def split(self, images, clients, seed):
+        seed = seed if self.seed is None else self.seed
+        self.check(images, clients)
+        assert images.domains is not None
+        domains = torch.unique(images.domains[images.train]).tolist()
+        train, test, notes = [], [], []
+        for domain, count in zip(domains, equal_sizes(clients, len(domains)).tolist(), strict=True):
+            parts = {part: getattr(images, part) for part in ("train", "test")}
+            parts = {part: index[images.domains[index] == domain] for part, index in parts.items()}
+            of_domain = replace(images, name=f"domain {domain} of {images.name}", **parts)
+            split = self.base.split(of_domain, count, key(seed, "domain", domain))
+            train += split.train
+            test += split.test
+            notes += [f"domain {domain}: {note}" for note in split.notes]
+        return Split(train, test, tuple(notes))
+
+
+@dataclass(frozen=True)
+class File(Partition):
+    """A split that was saved, with its test shards."""
+
+    path: str = ""
+    name = "file"
+
+    def split(self, images, clients, seed):
+        from .places import own_path
+
+        split = Split.load(own_path(self.path, "partition.path"), images)
+        if len(split) != clients:
+            raise BadInput(
+                f"clients is {clients}, but the split file {self.path} has {len(split)}: set clients={len(split)}"
+            )
+        return split

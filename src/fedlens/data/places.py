@@ -15,14 +15,15 @@ def data_folders() -> list[Path]:
     return [Path(name).expanduser() for name in named if name.strip()]
 
 
-def candidates(*names: str) -> Iterator[Path]:
-    """Folders that may hold a data set of one of these names: inside a data folder, or the data folder itself."""
+def candidates(names: tuple[str, ...]) -> Iterator[Path]:
+    """Folders of one of these names inside a data folder, or a data folder that is itself called so."""
     for root in data_folders():
         for name in names:
             if (root / name).is_dir():
                 yield root / name
-        if root.is_dir():
-            yield root
+            # Only by its name: MNIST and Fashion-MNIST, say, are files of the same names.
+            if root.is_dir() and root.absolute().parts[-len(Path(name).parts) :] == Path(name).parts:
+                yield root
 
 
 def own_path(path: str, key: str) -> Path:
@@ -32,7 +33,7 @@ def own_path(path: str, key: str) -> Path:
     written = Path(path).expanduser()
     for place in [written] if written.is_absolute() else [written, *(root / written for root in data_folders())]:
         if place.exists():
-            return place
+            return place.absolute()
     raise BadInput(f"{key} is {path!r}, but there is no such file or folder")
 
 

@@ -13,40 +13,35 @@ from ..core.rng import fold, uniform
 
 @dataclass(frozen=True)
 class Prepare:
-    """Random crop and flip where a key is given, then normalisation."""
+    """Random crop and flip where a key is given, then normalisation; recordable, nothing is read back from the device."""
 
-    mean: tuple[float, ...]
+    mean: tuple[float, ...]  # per channel, of pixels in [0, 1]
     std: tuple[float, ...]
     crop: int = 0  # pixels of black border to cut from; 0: no crop
     flip: bool = False
     dtype: torch.dtype = torch.float32
 
     def __call__(self, x: Tensor, key: Tensor | None) -> Tensor:
-        if key is not None and self.crop:
-            x = self._cropped(x, fold(key, "crop"))
-        if key is not None and self.flip:
-            mirrored = uniform(fold(key, "flip"), len(x)) < 0.5
-            x = torch.where(mirrored[:, None, None, None], x.flip(3), x)
-        return torch.addcmul(self._per_channel(x, self.shift), x.to(self.dtype), self._per_channel(x, self.scale))
+        if key is not None and (self.crop or self.flip):
+            x = self._moved(x, key)
+        out = x.to(self.dtype, copy=True)
+        # Scalars in place: a tensor of constants would be a copy from the host, which cannot be recorded.
+        for channel, (mean, std) in enumerate(zip(self.mean, self.std, strict=True)):
+            out[:, channel].mul_(1 / (255 * std)).sub_(mean / std)
+        return out
 
-    def _cropped(self, x: Tensor, key: Tensor) -> Tensor:
-        height, width = x.shape[2:]
-        # Black before normalisation, as torchvision's RandomCrop pads.
-        windows = F.pad(x, (self.crop,) * 4).unfold(2, height, 1).unfold(3, width, 1)
-        down, right = (uniform(key, 2, len(x)) * (2 * self.crop + 1)).long()
-        return windows[torch.arange(len(x), device=x.device), :, down, right]
-
-    @property
-    def scale(self) -> tuple[float, ...]:
-        return tuple(1 / (255 * std) for std in self.std)
-
-    @property
-    def shift(self) -> tuple[float, ...]:
-        return tuple(-mean / std for mean, std in zip(self.mean, self.std, strict=True))
-
-    def _per_channel(self, x: Tensor, values: tuple[float, ...]) -> Tensor:
-        # Filled on the device: a copy from the host could not be recorded.
-        filled = torch.empty(len(values), 1, 1, dtype=self.dtype, device=x.device)
-        for row, value in zip(filled, values, strict=True):
-            row.fill_(value)
-        return filled
+    def _moved(self, x: Tensor, key: Tensor) -> Tensor:
+        """Crop and flip as one gather."""
+        count, channels, height, width = x.shape
+        down, right = torch.arange(height, device=x.device), torch.arange(width, device=x.device)
+        if self.flip:
+            mirrored = uniform(fold(key, "flip"), count, 1) < 0.5
+            right = torch.where(mirrored, width - 1 - right, right)
+        if self.crop:
+            offsets = (uniform(fold(key, "crop"), 2, count, 1) * (2 * self.crop + 1)).long()
+            down, right = down + offsets[0], right + offsets[1]
+            # Black before normalisation, as RandomCrop of torchvision pads.
+            x = F.pad(x, (self.crop,) * 4)
+        where = down.view(-1, height, 1) * x.shape[3] + right.view(-1, 1, width)
+        where = where.view(-1, 1, height * width).expand(count, channels, -1)
+        return x.flatten(2).gather(2, where).view(count, channels, height, width)

@@ -4,6 +4,23 @@ from __future__ import annotations
 
 import numpy as np
 
+Generator = np.random.Generator  # noqa: TID251 - the type; the numbers come from core.rng
+
+
+def proportions(alpha: float, count: int, draw: Generator) -> np.ndarray:
+    """One draw of the symmetric Dir(alpha)."""
+    shares = draw.dirichlet(np.full(count, alpha))
+    if not (np.isfinite(shares).all() and shares.sum() > 0):
+        # So small an alpha that everything underflows: in the limit one takes it all.
+        shares = np.zeros(count)
+        shares[draw.integers(count)] = 1
+    return shares
+
+
+def equal_sizes(examples: int, count: int) -> np.ndarray:
+    """As equal as whole numbers can be, the larger ones first."""
+    return np.full(count, examples // count) + (np.arange(count) < examples % count)
+
 
 def cut(shares: np.ndarray, examples: int) -> np.ndarray:
     """Whole numbers that sum to `examples`, each within one of its share: cut at the rounded running sums."""
@@ -22,7 +39,7 @@ def largest_remainder(shares: np.ndarray, total: int) -> np.ndarray:
     return whole
 
 
-def deal(counts: np.ndarray, index: np.ndarray, y: np.ndarray, draw: np.random.Generator) -> list[np.ndarray]:
+def deal(counts: np.ndarray, index: np.ndarray, y: np.ndarray, draw: Generator) -> list[np.ndarray]:
     """Different examples of each class for everyone, counts[client, class] of them."""
     order, labels = draw.permutation(index), np.arange(counts.shape[1])
     order = order[np.argsort(y[order], kind="stable")]
@@ -37,7 +54,7 @@ def deal(counts: np.ndarray, index: np.ndarray, y: np.ndarray, draw: np.random.G
     ]
 
 
-def top_up(counts: np.ndarray, least: np.ndarray, draw: np.random.Generator) -> tuple[np.ndarray, int, int]:
+def top_up(counts: np.ndarray, least: np.ndarray, draw: Generator) -> tuple[np.ndarray, int, int]:
     """(counts, examples moved, clients helped): from the largest clients, in their own mix, until all have `least`."""
     counts, sizes = counts.copy(), counts.sum(1)
     moved, needy = 0, np.flatnonzero(sizes < least)
@@ -55,7 +72,7 @@ def top_up(counts: np.ndarray, least: np.ndarray, draw: np.random.Generator) -> 
 
 
 def matched(
-    counts: np.ndarray, test: np.ndarray, y: np.ndarray, draw: np.random.Generator
+    counts: np.ndarray, test: np.ndarray, y: np.ndarray, draw: Generator
 ) -> tuple[list[np.ndarray], tuple[str, ...]]:
     """Test shards in the mix of the training counts: every class's test images are dealt in proportion to them."""
     available = np.bincount(y[test], minlength=counts.shape[1])
@@ -84,7 +101,7 @@ def _one_for_everyone(wanted: np.ndarray, counts: np.ndarray) -> int:
 
 
 def held_out(
-    owned: list[np.ndarray], y: np.ndarray, share: float, draw: np.random.Generator
+    owned: list[np.ndarray], y: np.ndarray, share: float, draw: Generator
 ) -> tuple[list[np.ndarray], list[np.ndarray], tuple[str, ...]]:
     """(rest, held out, notes): a share of each client's own examples, of every class alike, one at least."""
     train, test, alone = [], [], 0

@@ -93,3 +93,33 @@ def _shards(value: object, path: str | Path) -> list[np.ndarray]:
     if not whole:
         raise BadInput(f"the split file {path} must hold lists of indices under train and test")
     return [np.array(shard, np.int64) for shard in value]  # pyright: ignore[reportGeneralTypeIssues]
+
+
+@dataclass(frozen=True)
+class Skew:
+    """How far a split is from equal parts of the same mix; means over clients, of the training shards."""
+
+    label_entropy: float  # in bits; log2(classes) when every client holds all classes alike
+    size_gini: float  # 0: equal sizes; towards 1: one client has everything
+    distance: float  # sum over classes of |client's share - everyone's share|, 0 to 2; the EMD of Zhao et al., 2018
+    classes: float  # that a client holds
+    smallest: int
+    largest: int
+
+
+def skew(split: Split, images: Images) -> Skew:
+    """Label and quantity skew of a split."""
+    y = images.y.numpy()
+    counts = np.stack([np.bincount(y[shard], minlength=len(images.classes)) for shard in split.train]).astype(float)
+    sizes = np.sort(counts.sum(1))
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    bits = -(shares * np.log2(np.where(shares > 0, shares, 1))).sum(1)
+    ranks = np.arange(1, len(sizes) + 1)
+    return Skew(
+        label_entropy=float(bits.mean()),
+        size_gini=float((2 * ranks - len(sizes) - 1) @ sizes / (len(sizes) * max(sizes.sum(), 1))),
+        distance=float(np.abs(shares - counts.sum(0) / max(counts.sum(), 1)).sum(1).mean()),
+        classes=float((counts > 0).sum(1).mean()),
+        smallest=int(sizes[0]),
+        largest=int(sizes[-1]),
+    )

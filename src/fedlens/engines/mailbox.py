@@ -17,12 +17,15 @@ from ..core.wire import empty_branches, nested
 _ALIGNMENT = 64  # what torch's allocator gives: kernels may round differently on less aligned memory
 
 
+Where = tuple[torch.dtype, tuple[int, ...], int]  # type, shape, offset
+
+
 @dataclass(frozen=True)
 class Letter:
-    """Where a tree lies: the file and, for every leaf, its type, shape and offset."""
+    """Where a tree lies."""
 
     file: str
-    leaves: tuple[tuple[str, torch.dtype, tuple[int, ...], int], ...]
+    leaves: tuple[tuple[str, Where], ...]
     empty: tuple[str, ...]
 
 
@@ -35,13 +38,13 @@ class Outbox:
     def put(self, tree: Tree) -> Letter:
         leaves, offset = [], 0
         for path, leaf in tree.paths():
-            leaves.append((path, leaf.dtype, tuple(leaf.shape), offset))
+            leaves.append((path, (leaf.dtype, tuple(leaf.shape), offset)))
             offset += -(-leaf.numel() * leaf.element_size() // _ALIGNMENT) * _ALIGNMENT
         if offset > len(self._map):
             self.withdraw()
             self._file, self._map = _mapped(offset + offset // 4)
-        for (_, leaf), (_, dtype, shape, start) in zip(tree.paths(), leaves, strict=True):
-            _view(self._map, dtype, shape, start).copy_(leaf)
+        for (_, leaf), (_, where) in zip(tree.paths(), leaves, strict=True):
+            _view(self._map, *where).copy_(leaf)
         return Letter(self._file, tuple(leaves), tuple(empty_branches(tree)))
 
     def withdraw(self) -> None:
@@ -63,7 +66,7 @@ class Inbox:
                 self._file, self._map = letter.file, memoryview(mmap.mmap(file.fileno(), 0))
             if self._sole:
                 Path(letter.file).unlink(missing_ok=True)
-        leaves = {path: _view(self._map, *where).clone() for path, *where in letter.leaves}
+        leaves = {path: _view(self._map, *where).clone() for path, where in letter.leaves}
         return nested({**leaves, **{path: Tree() for path in letter.empty}})
 
 

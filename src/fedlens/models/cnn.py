@@ -11,7 +11,6 @@ from torch import nn
 from ..core.fields import Count
 from .model import Classifier, Model
 
-
 Parts = OrderedDict[str, nn.Module]
 
 

@@ -1,0 +1,127 @@
+"""Class activation maps: where in the last maps of a network the evidence for a class lies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..core.errors import BadInput, nearest
+from .operations import CONVOLUTIONS, RELUS, Rewriting, Step, is_relu
+from .question import Question, best
+
+
+@dataclass(frozen=True)
+class GradCam:
+    """Selvaraju et al., 2017: maps weighed by the mean of their gradient, positive part."""
+
+    layer: str = ""  # name of a module; else the last ReLU whose output is a map, or the last convolution
+    upsample: bool = True  # to the size of the image
+
+    def __call__(self, question: Question, x: Tensor, wanted: Tensor | None) -> Tensor:
+        with torch.enable_grad():
+            maps, logits = maps_of(question, x, self.layer)
+            total = question.each(logits, wanted).sum()
+        gradient = torch.autograd.grad(total, maps, materialize_grads=True)[0]
+        maps = maps.detach()
+        return shown((self.weigh(maps, gradient)[:, :, None, None] * maps).sum(1), x, self.upsample)
+
+    def weigh(self, maps: Tensor, gradient: Tensor) -> Tensor:
+        """[images, channels]."""
+        return gradient.mean((2, 3))
+
+
+@dataclass(frozen=True)
+class GradCamPlusPlus(GradCam):
+    """Chattopadhay et al., 2018: positive gradients, weighed so that every place of the evidence counts."""
+
+    def weigh(self, maps: Tensor, gradient: Tensor) -> Tensor:
+        return plus_plus(maps, gradient).sum((2, 3))
+
+
+@dataclass(frozen=True)
+class ScoreCam:
+    """Wang et al., 2020: a channel counts by the score of the image seen through its map. Needs no gradient."""
+
+    layer: str = ""
+    upsample: bool = True
+
+    def __call__(self, question: Question, x: Tensor, wanted: Tensor | None) -> Tensor:
+        with torch.no_grad():
+            maps, logits = maps_of(question, x, self.layer)
+            wanted = best(logits) if wanted is None else wanted
+            rows = [self._scores(question, *one) for one in zip(x, maps, wanted, strict=True)]
+            weight = torch.stack(rows).softmax(1)
+        return shown((weight[:, :, None, None] * maps).sum(1), x, self.upsample)
+
+    def _scores(self, question: Question, image: Tensor, maps: Tensor, wanted: Tensor) -> Tensor:
+        """[channels] how much the score rises from the empty image to what each channel lets through."""
+        found = [question.each(question.logits(image.new_zeros(1, *image.shape)), wanted[None])]
+        for part in maps.split(question.rows):
+            low, high = part.amin((1, 2), keepdim=True), part.amax((1, 2), keepdim=True)
+            masks = resized((part - low) / (high - low).clamp(min=1e-12), image)
+            found.append(question.each(question.logits(image * masks[:, None]), wanted.expand(len(part), -1)))
+        return torch.cat(found[1:]) - found[0]
+
+
+def plus_plus(maps: Tensor, gradient: Tensor, tiny: float = 1e-12) -> Tensor:
+    """What each place adds to a channel's weight in Grad-CAM++."""
+    below = 2 * gradient**2 + (maps * gradient**3).sum((2, 3), keepdim=True)
+    alpha = torch.where(below.abs() > tiny, gradient**2 / torch.where(below.abs() > tiny, below, 1), 0)
+    return alpha * gradient.clamp(min=0)
+
+
+def maps_of(question: Question, x: Tensor, layer: str) -> tuple[Tensor, Tensor]:
+    """The maps [images, channels, h, w] of a layer as a leaf, and the logits computed from it.
+
+    The pass is cut at every candidate, so that only what follows the last one is kept for the way back.
+    """
+    if not question.kinds & CONVOLUTIONS or x.dim() != 4:
+        raise BadInput("a class activation map needs a convolution, and the network has none; use another method")
+    found: list[Tensor] = []
+
+    def cut(out: Tensor) -> Tensor:
+        leaf = out.detach().requires_grad_(torch.is_grad_enabled())
+        found.append(leaf)
+        return leaf
+
+    if layer:
+        part = _named(question, layer)
+        with question.net.replacing_outputs(lambda name, m, x, out: cut(out) if m is part else out, (type(part),)):
+            logits = question.logits(x)
+        if len(found) != 1 or found[0].dim() != 4:
+            what = "gives no map" if found else "does not run"
+            raise BadInput(f"layer={layer} {'runs more than once' if len(found) > 1 else what}; choose another one")
+        return found[0], logits
+
+    def last(step: Step, out: Tensor) -> Tensor:
+        wanted = is_relu(step) if "relu" in question.kinds else True
+        if not wanted or out.dim() != 4:
+            return out
+        found.clear()
+        return cut(out)
+
+    with Rewriting(question.net, [(RELUS if "relu" in question.kinds else CONVOLUTIONS, last)]):
+        logits = question.logits(x)
+    if not found:
+        raise BadInput("no ReLU of the network gives a map; name a layer that does, as in layer=features.3")
+    return found[0], logits
+
+
+def resized(maps: Tensor, image: Tensor) -> Tensor:
+    """[.., h, w] at the size of the image."""
+    return F.interpolate(maps[:, None], image.shape[-2:], mode="bilinear", align_corners=False)[:, 0]
+
+
+def shown(cam: Tensor, x: Tensor, upsample: bool) -> Tensor:
+    cam = cam.clamp(min=0)
+    return resized(cam, x) if upsample else cam
+
+
+def _named(question: Question, layer: str) -> torch.nn.Module:
+    parts = dict(question.net.module.named_modules())
+    if layer not in parts or not layer:
+        raise BadInput(f"layer={layer} is not in the network; {nearest(layer, [n for n in parts if n])}")
+    return parts[layer]

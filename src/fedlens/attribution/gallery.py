@@ -1,0 +1,126 @@
+"""Pictures: images beside the maps of what a network looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.errors import BadInput
+from ..core.network import Network
+from ..core.tree import Tree
+from .attribute import attribute
+from .masks import normalised
+from .question import Score, Target
+
+USUAL = ("gradient", "integrated_gradients", "smoothgrad", "guided_backprop", "lrp", "grad_cam")
+CELL = 1.1  # inches a side
+
+
+def explain(
+    net: Network,
+    weights: Tree | Mapping[str, Tree],
+    x: Tensor,
+    y: Tensor | int | None,
+    path: str | Path,
+    *,
+    methods: Iterable[str] = USUAL,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    pictures: Tensor | None = None,
+    titles: Sequence[str] | None = None,
+    target: Target = "true",
+    score: Score = "logit",
+) -> dict[str, Tensor]:
+    """Maps of each image by each method, drawn as a grid of images x methods and returned.
+
+    `weights` by name (clients, rounds) give one column for each of them and method. `pictures` are the images as people
+    see them, 0 to 1; without them the network's input is stretched to that. `options` are by method.
+    """
+    models = {"": weights} if isinstance(weights, Tree) else dict(weights)
+    maps: dict[str, Tensor] = {}
+    for method in methods:
+        for name, model in models.items():
+            own = dict((options or {}).get(method, {}))
+            column = f"{name}\n{readable(method)}" if name else readable(method)
+            maps[column] = attribute(method, net, model, x, y, target=target, score=score, **own)
+    draw_grid(normalised(x) if pictures is None else pictures, maps, path, titles)
+    return maps
+
+
+def draw_grid(
+    images: Tensor, maps: Mapping[str, Tensor], path: str | Path, titles: Sequence[str] | None = None
+) -> Path:
+    """Images [n, c, h, w] (0 to 1) row by row, one column per set of maps; PNG, SVG or PDF by the name of the file.
+
+    Maps with colours are summed over them. Signed ones are red and blue, others go from black to yellow.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    path = Path(path)
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise BadInput(f"{path.name}: pictures are saved as .png, .svg or .pdf")
+    if not len(images):
+        raise BadInput("there are no images to draw")
+    for name, column in maps.items():
+        if len(column) != len(images):
+            raise BadInput(f"{name} has {len(column)} maps for {len(images)} images")
+    if titles is not None and len(titles) != len(images):
+        raise BadInput(f"{len(titles)} titles do not fit {len(images)} images")
+    columns = {"": as_picture(images), **{name: coloured(column) for name, column in maps.items()}}
+    wide, high, margin = len(columns), len(images), 0.45
+    figure = Figure((CELL * wide + margin, CELL * high + margin), dpi=150)
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(high, wide, squeeze=False)
+    for (name, pictures), line in zip(columns.items(), axes.T, strict=True):
+        line[0].set_title(name, fontsize=7)
+        for picture, axis in zip(pictures, line, strict=True):
+            axis.imshow(picture, interpolation="nearest")
+            axis.set_xticks([])
+            axis.set_yticks([])
+            axis.spines[:].set_visible(False)
+    for title, axis in zip(titles or (), axes[:, 0], strict=False):
+        axis.set_ylabel(title, fontsize=6)
+    figure.subplots_adjust(0.35 / (CELL * wide + margin), 0.01, 0.995, 1 - 0.3 / (CELL * high + margin), 0.04, 0.04)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+    return path
+
+
+def readable(method: str) -> str:
+    return {"lrp": "LRP", "grad_cam_pp": "grad-CAM++"}.get(method, method.replace("_cam", "-CAM").replace("_", " "))
+
+
+def as_picture(images: Tensor):
+    """[n, h, w, 3] in 0..1, gray images in all three colours."""
+    images = images.detach().cpu().float().clamp(0, 1)
+    return (images.expand(-1, 3, -1, -1) if images.shape[1] == 1 else images[:, :3]).movedim(1, -1).numpy()
+
+
+def coloured(maps: Tensor, share: float = 0.995):
+    """[n, h, w, 3]: each map by its own largest values, the `share` quantile: one pixel must not hide the rest.
+
+    Red for and blue against on white where a map has both signs, else black to red to yellow.
+    """
+    flat = maps.detach().cpu().float()
+    flat = flat.sum(1) if flat.dim() == 4 else flat
+    size = flat.abs().flatten(1).quantile(share, dim=1).view(-1, 1, 1)
+    value = (flat / torch.where(size > 0, size, 1)).clamp(-1, 1)
+    up, down = value.clamp(min=0), (-value).clamp(min=0)
+    signed = torch.stack([1 - down, 1 - up - down, 1 - up], -1).clamp(0, 1)
+    heat = torch.stack([2 * up, 2 * up - 0.8, 4 * up - 3.2], -1).clamp(0, 1)
+    both = (flat.flatten(1).amin(1) < 0).view(-1, 1, 1, 1)
+    return torch.where(both, signed, heat).numpy()
+
+
+def overlay(images: Tensor, maps: Tensor, strength: float = 0.6) -> Tensor:
+    """[n, 3, h, w]: the positive part of each map as heat over the image in gray."""
+    gray = images.detach().cpu().float().clamp(0, 1).mean(1, keepdim=True).expand(-1, 3, -1, -1)
+    summed = maps.sum(1) if maps.dim() == 4 else maps
+    positive = summed.detach().cpu().float().clamp(min=0)
+    heat = torch.from_numpy(coloured(positive)).movedim(-1, 1)
+    alpha = strength * normalised(positive)[:, None]
+    return (1 - alpha) * gray + alpha * heat

@@ -1,0 +1,110 @@
+"""Every operation of a pass, seen one at a time: modules and functions alike, whoever wrote the network."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from ..core.network import Network
+
+CONVOLUTIONS = frozenset({"conv1d", "conv2d", "conv3d"})
+TRANSPOSED = frozenset({"conv_transpose1d", "conv_transpose2d", "conv_transpose3d"})
+LAYERS = CONVOLUTIONS | TRANSPOSED | {"linear"}
+RELUS = frozenset({"relu", "relu6", "clamp", "clamp_min"})  # clamps count when they cut at zero: see is_relu
+SMOOTH = frozenset({"leaky_relu", "prelu", "elu", "celu", "selu", "gelu", "silu", "mish", "tanh", "hardswish"})
+GATES = frozenset({"softmax", "sigmoid", "hardsigmoid"})
+QUESTIONS = frozenset({"dim", "ndimension", "size", "numel", "stride", "is_floating_point", "is_contiguous", "__len__"})
+ARITHMETIC = frozenset({"add", "sub", "mul", "div"})
+
+
+class Step(NamedTuple):
+    """One operation on its way to being done."""
+
+    net: Network
+    name: str  # add for a + b, a += b, torch.add and Tensor.add_
+    call: Callable
+    args: tuple[Any, ...]
+    options: dict[str, Any]
+
+    @property
+    def where(self) -> str:
+        """The module whose code runs this operation, found on the stack: only asked for when something is refused."""
+        names = {id(part): name for name, part in self.net.module.named_modules()}
+        frame = sys._getframe(1)
+        while frame is not None:
+            name = names.get(id(frame.f_locals.get("self")), "")
+            if name:
+                return name
+            frame = frame.f_back
+        return "the network"
+
+    def argument(self, name: str, position: int, default: Any = None) -> Any:
+        return self.args[position] if position < len(self.args) else self.options.get(name, default)
+
+
+Rule = Callable[[Step, Tensor], Tensor]  # keeps the value, changes the gradient
+
+
+class Rewriting(TorchFunctionMode):
+    """Within the block, every operation of these kinds gives rule(step, output) in place of its output.
+
+    In-place operations on what is being differentiated give a new tensor: a rule may still need the old one.
+    """
+
+    def __init__(self, net: Network, rules: Iterable[tuple[Iterable[str], Rule]] = ()):
+        super().__init__()
+        self.net, self.table = net, {}
+        self.displaced = ""  # where an in-place operation was done out of place, if one was
+        for kinds, rule in rules:
+            for kind in kinds:
+                self.table.setdefault(kind, []).append(rule)
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        name, call, in_place = operation(func)
+        step = Step(self.net, name, call, args, kwargs or {})
+        if (in_place or step.options.get("inplace")) and _differentiated(args):
+            self.displaced = self.displaced or step.where
+            step = step._replace(options={k: v for k, v in step.options.items() if k != "inplace"})
+        elif in_place:
+            step = step._replace(call=func)
+        return self.perform(step)
+
+    def perform(self, step: Step) -> Any:
+        out = step.call(*step.args, **step.options)
+        for rule in self.table.get(step.name, ()):
+            out = rule(step, out)
+        return out
+
+
+@cache
+def operation(func: Callable) -> tuple[str, Callable, bool]:
+    """Plain name, the function that leaves its arguments alone, and whether `func` is the one that does not."""
+    name = getattr(func, "__name__", "?")
+    if name.startswith("__") and name.endswith("__"):
+        plain = name.strip("_")
+        if plain[1:] in ARITHMETIC | {"truediv"} and plain[0] in "ir":  # a += b arrives as __iadd__, 1 - a as __rsub__
+            base = plain[1:].replace("truediv", "div")
+            return base, getattr(torch, base) if plain[0] == "i" else func, plain[0] == "i"
+        return {"truediv": "div", "getitem": "getitem", "matmul": "matmul"}.get(plain, name), func, False
+    if name.endswith("_") and name[:-1] in RELUS | SMOOTH | GATES | ARITHMETIC:
+        plain = name[:-1]
+        return plain, getattr(torch, plain, None) or getattr(F, plain), True
+    return name, func, False
+
+
+def is_relu(step: Step) -> bool:
+    """Whether this operation is a ReLU: a clamp is one when it cuts below zero and nowhere else."""
+    if step.name in ("clamp", "clamp_min"):
+        return step.argument("min", 1) == 0 and step.argument("max", 2) is None
+    return step.name in RELUS
+
+
+def _differentiated(args: tuple[Any, ...]) -> bool:
+    return bool(args) and isinstance(args[0], Tensor) and args[0].requires_grad

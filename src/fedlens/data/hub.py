@@ -1,0 +1,111 @@
+"""Any image data set of the Hugging Face hub, by its id and column names."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..core.errors import BadInput, nearest
+from ..core.fields import Number, Share
+from ..core.rng import key
+from .formats import pictures, stratified
+from .images import DataSource, Decoded, Found
+
+
+@dataclass(frozen=True)
+class Hub(DataSource):
+    """Downloaded once; afterwards the decoded copy needs neither the network nor the library."""
+
+    id: str = ""
+    image: str = "image"  # columns
+    label: str = "label"
+    user: str = ""  # column of who made an example; empty: nobody knows
+    domain: str = ""
+    train: str = "train"  # splits
+    test: str = "test"  # one that does not exist: a share of the training part is held out
+    holdout: Share = 0.2
+    config: str = ""  # of the data set, where it has several
+    revision: str = "main"
+    size: Number = 0  # pixels; 0: as they are
+    name = "hub"
+
+    def find(self) -> Found:
+        if not self.id:
+            raise BadInput("data.id is empty; set it to an id of the hub, e.g. data.id=ylecun/mnist")
+        return Found((), f"hub {self.id}@{self.revision}", self.read)
+
+    def read(self, otherwise: str = "") -> Decoded:
+        """Download and decode; `otherwise` is the sentence for when that cannot be."""
+        if not importlib.util.find_spec("datasets"):
+            raise BadInput(otherwise or f"reading {self.id} from the hub needs: pip install 'fedlens[hub]'")
+        from datasets import load_dataset  # pyright: ignore[reportMissingImports]
+
+        try:
+            parts = load_dataset(self.id, self.config or None, revision=self.revision)
+        except Exception as error:  # of many kinds: offline, no such id, no access, a damaged download
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise BadInput(otherwise or f"{self.id} cannot be had from the hub ({reason})") from None
+        if self.train not in parts:
+            raise BadInput(
+                f"data.train is {self.train!r}, but {self.id} has no such split; {nearest(self.train, parts)}"
+            )
+        return self._decoded([parts[name] for name in (self.train, self.test) if name in parts])
+
+    def _decoded(self, parts: list[Any]) -> Decoded:
+        columns = [name for name in (self.image, self.label, self.user, self.domain) if name]
+        for name in columns:
+            if name not in parts[0].column_names:
+                raise BadInput(f"{self.id} has no column {name!r}; {nearest(name, parts[0].column_names)}")
+        names, y = self._numbers(parts, self.label)
+        sizes = [len(part) for part in parts]
+        x = np.concatenate([self._pictures(part) for part in parts])
+        users, domains = (self._numbers(parts, name)[1] if name else None for name in (self.user, self.domain))
+        if len(parts) == 2:
+            train, test = np.split(np.arange(len(y)), [sizes[0]])
+        else:
+            groups = y if users is None else users
+            train, test = stratified(groups, self.holdout, key("hub", "test part"))
+        return Decoded(x, y, train, test, names, users, domains)
+
+    def _numbers(self, parts: list[Any], column: str) -> tuple[tuple[str, ...], np.ndarray]:
+        """Names and one number per example, of whole numbers or words."""
+        values = np.concatenate([np.asarray(part[column]) for part in parts])
+        known = getattr(parts[0].features[column], "names", None)
+        if known:
+            return tuple(known), values.astype(np.int64)
+        found, number = np.unique(values, return_inverse=True)
+        return tuple(map(str, found)), number.astype(np.int64)
+
+    def _pictures(self, part: Any) -> np.ndarray:
+        """Through the raw bytes, so that one reader decodes all images of the package."""
+        from datasets import Image  # pyright: ignore[reportMissingImports]
+
+        part = part.select_columns([self.image]).cast_column(self.image, Image(decode=False))
+        raw = [_content(row[self.image]) for row in part]
+        names = [Path(f"{self.id}, image {index}") for index in range(len(raw))]
+        return pictures(names, _mode(raw), self.size or None, lambda index: _opened(raw[index]))
+
+
+def _content(cell: dict[str, Any]) -> bytes | Path:
+    return cell["bytes"] if cell.get("bytes") else Path(cell["path"])
+
+
+def _opened(content: bytes | Path) -> Any:
+    import io
+
+    return io.BytesIO(content) if isinstance(content, bytes) else content
+
+
+def _mode(raw: list[bytes | Path]) -> str:
+    """Grey when the first images all are, as in MNIST; else colour."""
+    from PIL import Image
+
+    modes = set()
+    for content in raw[:50]:
+        with Image.open(_opened(content)) as image:
+            modes.add(image.mode)
+    return "L" if modes <= {"L", "1"} else "RGB"

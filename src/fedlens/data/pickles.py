@@ -1,0 +1,53 @@
+"""Pickle files of others, opened without running what is in them: numpy arrays and plain containers, nothing else."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..core.errors import BadInput
+
+# Constructors only; none of them calls anything that a file could name.
+_SAFE = {
+    ("numpy", "ndarray"),
+    ("numpy", "dtype"),
+    ("numpy.core.multiarray", "_reconstruct"),
+    ("numpy.core.multiarray", "scalar"),
+    ("numpy.core.numeric", "_frombuffer"),
+    ("_codecs", "encode"),
+}
+
+
+class _Plain(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        # numpy 2 renamed numpy.core; both spellings mean the same functions.
+        if (module.replace("numpy._core", "numpy.core"), name) not in _SAFE:
+            raise pickle.UnpicklingError(f"it names {module}.{name}")
+        return super().find_class(module.replace("numpy.core", "numpy._core"), name)
+
+
+def unpickled(raw: bytes, path: Path, encoding: str = "ASCII") -> Any:
+    """What the bytes of a pickle file stand for; BadInput when that is more than arrays and containers."""
+    try:
+        return _Plain(io.BytesIO(raw), encoding=encoding).load()
+    except Exception as error:  # a damaged pickle can raise anything
+        raise BadInput(f"{path} is damaged or not a plain data file ({error}); fetch it again") from None
+
+
+def pickled_array(path: Path, key: str) -> Any:
+    """The one object that np.savez stored under `key`."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            file = io.BytesIO(archive.read(f"{key}.npy"))
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        read(file)
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        raise BadInput(f"{path} is not a readable .npz file with the key {key!r} ({error})") from None
+    array = unpickled(file.read(), path)
+    return array.item() if isinstance(array, np.ndarray) and array.ndim == 0 else array

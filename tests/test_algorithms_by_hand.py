@@ -1,0 +1,708 @@
+"""Every method against a plain PyTorch loop, round by round, with its server state and its clients' memories.
+
+The loops here know modules, torch.optim and flat vectors, and no Tree, hook or engine. Shared with the package are the
+first weights, the rows that `plan` draws, and nothing else.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from fedlens.algorithms import FedAvg, FedAvgM, FedDyn, FedNova, FedProx, FedSAM, FineTuned, Local, Scaffold
+from fedlens.core.algorithm import Server, Stage
+from fedlens.core.batches import Dataset, Federation, as_it_is, plan
+from fedlens.core.cohort import Cohort, Everyone
+from fedlens.core.errors import BadInput
+from fedlens.core.network import Buffers, Network
+from fedlens.core.objective import weighted
+from fedlens.core.optimizer import Exponential, Sgd
+from fedlens.core.rng import generator, key, seeded
+from fedlens.core.run import Reply, run
+from fedlens.core.tree import Tree
+from fedlens.core.weighting import by_batches, by_examples, uniformly
+from fedlens.engines.sequential import Sequential
+from small import Net, federation, network
+
+TOLERANCE = 1e-12  # absolute, on weights of size one in double precision: rounding of three rounds stays near 1e-15
+
+SEED, BATCH, RATE, FADE, WEIGHT_DECAY = 5, 4, 0.1, 0.9, 1e-3  # FADE: of the rate, per round
+SIZES = (13, 4, 9)  # 4, 1 and 3 batches an epoch; the last rows of 13 and 9 wrap round
+EVERYONE = ((0, 1, 2), (0, 1, 2), (0, 1, 2))
+TWO_OF_THREE = ((0, 1), (1, 2), (0, 2))
+NEVER_THE_LAST = ((0, 1), (1,), (0, 1))
+
+
+# ---- the same small world for the package and for the plain loops ----------------------------------------------------
+@dataclass(frozen=True)
+class Scripted(Cohort):
+    """Who takes part is written down, so that the plain loops need not draw it."""
+
+    cohorts: tuple[tuple[int, ...], ...] = ()
+
+    def __call__(self, population, key_of_round):
+        return {key(SEED, "cohort", round): cohort for round, cohort in enumerate(self.cohorts)}[key_of_round]
+
+
+class Outcome(NamedTuple):
+    values: dict[str, Tensor]  # server state and memories, each as one flat vector
+    replies: list[list[Reply]]  # of every round
+    server: Server
+    engine: Sequential
+
+
+class Trained(NamedTuple):
+    theta: Tensor
+    statistics: Tensor
+    steps: int
+
+
+@dataclass(frozen=True)
+class World:
+    """Clients, cohorts and local training; read by the package's run and by the loops below."""
+
+    cohorts: tuple[tuple[int, ...], ...] = EVERYONE
+    momentum: float = 0.9
+    epochs: int = 2
+    steps: int | None = None
+    weighting: Callable | None = None
+    sizes: tuple[int, ...] = SIZES
+    batch: int = BATCH
+    norm: bool = True
+
+    def stage(self) -> Stage:
+        optimizer = Sgd(RATE, momentum=self.momentum, weight_decay=WEIGHT_DECAY, schedule=Exponential(FADE))
+        return Stage(
+            None,
+            len(self.cohorts),
+            Scripted(self.cohorts),
+            optimizer,
+            epochs=self.epochs,
+            steps=self.steps,
+            size=self.batch,
+            weighting=self.weighting,
+        )
+
+    def run(self, recipe: Any, *, buffers: Buffers = "average", engine: type[Sequential] = Sequential) -> Outcome:
+        """What the package makes of it. The engine checks that nothing read-only is written."""
+        net, replies = network(self.norm, buffers), []
+        clients = engine(net, federation(self.sizes, as_it_is), checked=True)
+
+        def observe(server, job, answers):
+            replies.append(answers)
+
+        server = run(recipe, net, clients, self.stage(), seed=SEED, observe=observe)
+        values = {}
+        for name, tree in server.state.items():
+            values |= flat(name, tree)
+        for client in clients.memories:
+            for name, tree in clients.memories.get(client).items():
+                values |= flat(f"{name} of {client}", tree) if name != "seen" else {}
+        return Outcome(values, replies, server, clients)
+
+    def model(self) -> nn.Module:
+        with seeded(7):
+            return Net(self.norm).double()
+
+    def start(self) -> tuple[Tensor, Tensor]:
+        return vector(self.model()), statistics(self.model())
+
+    def rate(self, round: int) -> float:
+        return RATE * FADE**round
+
+    def batches(self, round: int, client: int, epochs: int | None = None) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """x, y and the weights of examples; an explicit number of epochs (fine-tuning) overrules `steps`."""
+        data, mine = federation(self.sizes, as_it_is).data, federation(self.sizes, as_it_is).train[client]
+        length: dict[str, Any] = {"epochs": epochs} if epochs else {"epochs": self.epochs, "steps": self.steps}
+        drawn = plan(len(mine), self.batch, key(SEED, "batches", round, client), **length)
+        return [(data.x[mine[row]], data.y[mine[row]], weight) for row, weight in zip(*drawn[:2], strict=True)]
+
+    def shares(self, cohort: tuple[int, ...], weighting: Callable = by_examples) -> dict[int, float]:
+        """p_k of the clients of a round; they sum to one."""
+        counts = {
+            by_examples: lambda k: self.sizes[k],
+            uniformly: lambda k: 1,
+            by_batches: lambda k: len(self.batches(0, k)),
+        }[self.weighting or weighting]
+        return {k: counts(k) / sum(counts(j) for j in cohort) for k in cohort}
+
+
+# ---- plain pieces ----------------------------------------------------------------------------------------------------
+def total(terms: Iterable[Tensor]) -> Tensor:
+    return torch.stack(list(terms)).sum(0)
+
+
+def vector(model: nn.Module) -> Tensor:
+    return parameters_to_vector(model.parameters()).detach().clone()
+
+
+def statistics(model: nn.Module) -> Tensor:
+    """Running means and variances; the counter of batches is an integer and no statistic."""
+    found = [buffer.flatten() for buffer in model.buffers() if buffer.is_floating_point()]
+    return torch.cat(found) if found else torch.empty(0).double()
+
+
+def filled(model: nn.Module, theta: Tensor, running: Tensor) -> nn.Module:
+    """A copy of the model with these values."""
+    model = copy.deepcopy(model)
+    vector_to_parameters(theta.clone(), model.parameters())
+    for buffer in model.buffers():
+        if buffer.is_floating_point():
+            buffer.copy_(running[: buffer.numel()].view_as(buffer))
+            running = running[buffer.numel() :]
+    return model
+
+
+def flat(name: str, tree: Tree) -> dict[str, Tensor]:
+    """A tree of the package as vectors in the order of the module's own parameters and buffers."""
+    if "params" not in tree:
+        return {name: in_order(tree, [n for n, _ in Net().named_parameters()])}
+    running = [n for n, buffer in Net().named_buffers() if buffer.is_floating_point()]
+    return {**flat(name, tree.params), f"{name} statistics": in_order(tree.buffers, running)}
+
+
+def in_order(tree: Tree, names: list[str]) -> Tensor:
+    """All of these names, or none of them: a part that is kept elsewhere."""
+    assert not tree or tree.keys() == set(names), f"{sorted(tree)} are not {sorted(names)}"
+    return torch.cat([tree[n].flatten() for n in names]) if tree else torch.empty(0).double()
+
+
+def far(found: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, float]:
+    """Largest difference of every vector; both sides must know the same ones."""
+    assert found.keys() == expected.keys()
+    both = {name: (found[name], expected[name]) for name in found if found[name].numel() or expected[name].numel()}
+    return {name: (mine - theirs).abs().max().item() for name, (mine, theirs) in both.items()}
+
+
+def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """Within the tolerance everywhere; not a number is not within."""
+    wrong = {name: difference for name, difference in far(found, expected).items() if not difference <= TOLERANCE}
+    assert not wrong, f"off by {wrong}"
+
+
+def loss(model: nn.Module, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    return (F.cross_entropy(model(x), y, reduction="none") * weight).sum() / weight.sum()
+
+
+def sgd(world: World, rate: float, parameters: Any) -> torch.optim.SGD:
+    return torch.optim.SGD(parameters, lr=rate, momentum=world.momentum, weight_decay=WEIGHT_DECAY)
+
+
+def add_to_gradients(model: nn.Module, term: Tensor) -> None:
+    pieces = term.split([p.numel() for p in model.parameters()])
+    for p, piece in zip(model.parameters(), pieces, strict=True):
+        assert p.grad is not None
+        p.grad += piece.view_as(p)
+
+
+def local_training(
+    world: World,
+    theta: Tensor,
+    running: Tensor,
+    round: int,
+    client: int,
+    term: Callable[[Tensor], Tensor] | None = None,
+    clip: float | None = None,
+) -> Trained:
+    """Stochastic gradient descent from theta; `term(w)` is added to every gradient, then its norm is clipped."""
+    model = filled(world.model(), theta, running).train()
+    optimizer, batches = sgd(world, world.rate(round), model.parameters()), world.batches(round, client)
+    for x, y, weight in batches:
+        optimizer.zero_grad()
+        loss(model, x, y, weight).backward()
+        if term is not None:
+            add_to_gradients(model, term(vector(model)))
+        norm = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).norm()
+        if clip is not None and norm > clip:
+            for p in model.parameters():
+                assert p.grad is not None
+                p.grad *= clip / norm
+        optimizer.step()
+    return Trained(vector(model), statistics(model), len(batches))
+
+
+def reach(world: World, steps: int) -> float:
+    """What momentum SGD travels on a gradient of one at a rate of one, step by step."""
+    velocity = travelled = 0.0
+    for _ in range(steps):
+        velocity = world.momentum * velocity + 1
+        travelled += velocity
+    return travelled
+
+
+# ---- the methods -----------------------------------------------------------------------------------------------------
+def fedavg(world: World, server_lr: float = 1.0) -> dict[str, Tensor]:
+    theta, running = world.start()
+    for round, cohort in enumerate(world.cohorts):
+        p = world.shares(cohort)
+        local = {k: local_training(world, theta, running, round, k) for k in cohort}
+        theta = theta + server_lr * total(p[k] * (local[k].theta - theta) for k in cohort)
+        running = total(p[k] * local[k].statistics for k in cohort)
+    return {"model": theta, "model statistics": running}
+
+
+def fedprox(world: World, mu: float, server_lr: float = 1.0) -> dict[str, Tensor]:
+    """The proximal term as its gradient, mu (w - theta)."""
+    theta, running = world.start()
+    for round, cohort in enumerate(world.cohorts):
+        p, local = world.shares(cohort), {}
+        for k in cohort:
+            local[k] = local_training(world, theta, running, round, k, lambda w, theta=theta: mu * (w - theta))
+        theta = theta + server_lr * total(p[k] * (local[k].theta - theta) for k in cohort)
+        running = total(p[k] * local[k].statistics for k in cohort)
+    return {"model": theta, "model statistics": running}
+
+
+def fedavgm(world: World, beta: float, dampening: float, nesterov: bool, server_lr: float) -> dict[str, Tensor]:
+    """v <- beta v + (1 - dampening) (theta - mean of clients); theta <- theta - eta v, or Nesterov's look ahead."""
+    theta, running = world.start()
+    v = torch.zeros_like(theta)
+    for round, cohort in enumerate(world.cohorts):
+        p = world.shares(cohort)
+        local = {k: local_training(world, theta, running, round, k) for k in cohort}
+        gradient = theta - total(p[k] * local[k].theta for k in cohort)
+        v = beta * v + (1 - dampening) * gradient
+        theta = theta - server_lr * (gradient + beta * v if nesterov else v)
+        running = total(p[k] * local[k].statistics for k in cohort)
+    return {"model": theta, "model statistics": running, "velocity": -v}  # the package keeps it in direction of travel
+
+
+def fedavgm_by_torch(world: World, beta: float, nesterov: bool, server_lr: float) -> dict[str, Tensor]:
+    """The server's step by torch.optim.SGD on the pseudo-gradient."""
+    theta, running = world.start()
+    parameter = nn.Parameter(theta.clone())
+    server = torch.optim.SGD([parameter], lr=server_lr, momentum=beta, nesterov=nesterov)
+    for round, cohort in enumerate(world.cohorts):
+        p = world.shares(cohort)
+        theta = parameter.detach().clone()
+        local = {k: local_training(world, theta, running, round, k) for k in cohort}
+        parameter.grad = theta - total(p[k] * local[k].theta for k in cohort)
+        server.step()
+        running = total(p[k] * local[k].statistics for k in cohort)
+    velocity = -server.state[parameter]["momentum_buffer"]
+    return {"model": parameter.detach(), "model statistics": running, "velocity": velocity}
+
+
+def fednova(world: World, server_lr: float = 1.0) -> dict[str, Tensor]:
+    """d_k = (theta - theta_k) / a_k; theta <- theta - (sum p_k a_k) (sum p_k d_k)."""
+    theta, running = world.start()
+    for round, cohort in enumerate(world.cohorts):
+        p = world.shares(cohort)
+        local = {k: local_training(world, theta, running, round, k) for k in cohort}
+        a = {k: reach(world, local[k].steps) for k in cohort}
+        d = {k: (theta - local[k].theta) / a[k] for k in cohort}
+        effective = sum(p[k] * a[k] for k in cohort)
+        theta = theta - server_lr * effective * total(p[k] * d[k] for k in cohort)
+        running = total(p[k] * local[k].statistics for k in cohort)
+    return {"model": theta, "model statistics": running}
+
+
+def scaffold(world: World, server_lr: float = 1.0) -> dict[str, Tensor]:
+    """c_k+ = c_k - c + (theta - theta_k) / (a_k eta); c <- c + sum over the cohort of (c_k+ - c_k) / N."""
+    theta, running = world.start()
+    c, controls = torch.zeros_like(theta), {}
+    for round, cohort in enumerate(world.cohorts):
+        p, local, moved = world.shares(cohort, uniformly), {}, {}
+        for k in cohort:
+            c_k = controls.get(k, torch.zeros_like(theta))
+            correction = c - c_k
+            local[k] = local_training(world, theta, running, round, k, lambda w, term=correction: term)
+            path = (theta - local[k].theta) / (reach(world, local[k].steps) * world.rate(round))
+            controls[k] = c_k - c + path
+            moved[k] = controls[k] - c_k
+        theta = theta + server_lr * total(p[k] * (local[k].theta - theta) for k in cohort)
+        c = c + total(moved.values()) / len(world.sizes)
+        running = total(p[k] * local[k].statistics for k in cohort)
+    return {
+        "model": theta,
+        "model statistics": running,
+        "control": c,
+        **{f"control of {k}": control for k, control in controls.items()},
+    }
+
+
+def feddyn(world: World, alpha: float, clip: float | None) -> dict[str, Tensor]:
+    """h-form: minimise f_k(w) - <h_k, w> + alpha/2 |w - theta|^2, then h_k <- h_k - alpha (theta_k - theta)."""
+    theta, running = world.start()
+    averaged, h, duals = theta, torch.zeros_like(theta), {}
+    for round, cohort in enumerate(world.cohorts):
+        local = {}
+        for k in cohort:
+            h_k = duals.get(k, torch.zeros_like(theta))
+            local[k] = local_training(
+                world, theta, running, round, k, lambda w, theta=theta, h_k=h_k: alpha * (w - theta) - h_k, clip
+            )
+            duals[k] = h_k - alpha * (local[k].theta - theta)
+        h = h - alpha / len(world.sizes) * total(local[k].theta - theta for k in cohort)
+        averaged = total(local[k].theta for k in cohort) / len(cohort)
+        running = total(local[k].statistics for k in cohort) / len(cohort)
+        theta = averaged - h / alpha
+    return {
+        "model": theta,
+        "model statistics": running,
+        "averaged": averaged,
+        "averaged statistics": running,
+        "dual": h,
+        **{f"dual of {k}": dual for k, dual in duals.items()},
+    }
+
+
+def feddyn_by_displacement(world: World, alpha: float) -> dict[str, Tensor]:
+    """q-form: loss + alpha <w, q_k - theta> with weight decay alpha on top; theta <- mean of models + mean of all q."""
+    theta, running = world.start()
+    q = {k: torch.zeros_like(theta) for k in range(len(world.sizes))}
+    averaged, seen = theta, set()
+    for round, cohort in enumerate(world.cohorts):
+        ends = {}
+        for k in cohort:
+            model = filled(world.model(), theta, running).train()
+            optimizer = torch.optim.SGD(
+                model.parameters(), world.rate(round), momentum=world.momentum, weight_decay=alpha + WEIGHT_DECAY
+            )
+            for x, y, weight in world.batches(round, k):
+                optimizer.zero_grad()
+                linear = parameters_to_vector(model.parameters()) @ (q[k] - theta)
+                (loss(model, x, y, weight) + alpha * linear).backward()
+                optimizer.step()
+            ends[k] = Trained(vector(model), statistics(model), 0)
+            q[k] = q[k] + ends[k].theta - theta
+        seen |= set(cohort)
+        averaged = total(end.theta for end in ends.values()) / len(cohort)
+        running = total(end.statistics for end in ends.values()) / len(cohort)
+        theta = averaged + total(q.values()) / len(q)
+    return {
+        "model": theta,
+        "model statistics": running,
+        "averaged": averaged,
+        "averaged statistics": running,
+        "dual": -alpha * total(q.values()) / len(q),
+        **{f"dual of {k}": -alpha * q[k] for k in seen},
+    }
+
+
+def fedsam(world: World, rho: float, server_lr: float = 1.0) -> dict[str, Tensor]:
+    """g at w; then the gradient at w + rho g / |g| moves w. The statistics are those of the first pass alone.
+
+    Without the package's guard of 1e-12 on the norm, which leaves a difference of 3e-13.
+    """
+    theta, running = world.start()
+    for round, cohort in enumerate(world.cohorts):
+        p, local = world.shares(cohort), {}
+        for k in cohort:
+            model = filled(world.model(), theta, running).train()
+            optimizer = sgd(world, world.rate(round), model.parameters())
+            for x, y, weight in world.batches(round, k):
+                before = vector(model), statistics(model)
+                g = torch.autograd.grad(loss(model, x, y, weight), list(model.parameters()))
+                g = torch.cat([piece.flatten() for piece in g])
+                above = filled(model, before[0] + rho * g / g.norm(), before[1])
+                loss(above, x, y, weight).backward()
+                for parameter, there in zip(model.parameters(), above.parameters(), strict=True):
+                    parameter.grad = there.grad
+                optimizer.step()
+            local[k] = Trained(vector(model), statistics(model), 0)
+        theta = theta + server_lr * total(p[k] * (local[k].theta - theta) for k in cohort)
+        running = total(p[k] * local[k].statistics for k in cohort)
+    return {"model": theta, "model statistics": running}
+
+
+def local_only(world: World) -> dict[str, Tensor]:
+    """Every client goes on from its own model in the rounds it takes part in; the server has none."""
+    models: dict[int, tuple[Tensor, Tensor]] = {}
+    for round, cohort in enumerate(world.cohorts):
+        for k in cohort:
+            models[k] = local_training(world, *models.get(k, world.start()), round, k)[:2]
+    nothing = torch.empty(0).double()
+    found = {"model": nothing, "model statistics": nothing}
+    for k, (theta, running) in models.items():
+        found |= {f"private of {k}": theta, f"private of {k} statistics": running}
+    return found
+
+
+def fine_tuned(world: World, base: dict[str, Tensor], epochs: int, part: str) -> dict[str, Tensor]:
+    """Everyone, from the final model, at the first round's rate, with fresh momentum; the server does not move."""
+    found = dict(base)
+    for k in range(len(world.sizes)):
+        model = filled(world.model(), base["model"], base["model statistics"])
+        trains: Any = model.head if part == "head" else model
+        model.train(part == "all")  # a frozen body reads its statistics and leaves them alone
+        optimizer = sgd(world, RATE, trains.parameters())
+        for x, y, weight in world.batches(len(world.cohorts), k, epochs):
+            model.zero_grad()
+            loss(model, x, y, weight).backward()
+            optimizer.step()
+        found |= {f"tuned of {k}": vector(model), f"tuned of {k} statistics": statistics(model)}
+    return found
+
+
+# ---- tests -----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("steps", [None, 5, 9], ids=["epochs", "5 steps", "9 steps"])
+@pytest.mark.parametrize(("momentum", "weight_decay"), [(0.0, 0.0), (0.9, 1e-3)])
+def test_one_client_is_plain_pytorch(momentum, weight_decay, steps):
+    data, rounds = federation((13,), as_it_is), 3
+    optimizer = Sgd(0.1, momentum=momentum, weight_decay=weight_decay, schedule=Exponential(0.9))
+    stage = Stage(None, rounds, Everyone(), optimizer, epochs=2, steps=steps, size=4)
+    server = run(FedAvg(), network(), Sequential(network(), data), stage, seed=SEED)
+
+    with seeded(7):
+        model = Net().double()
+    for round in range(rounds):
+        descent = torch.optim.SGD(model.parameters(), 0.1 * 0.9**round, momentum=momentum, weight_decay=weight_decay)
+        rows, weights, _ = plan(13, 4, key(SEED, "batches", round, 0), epochs=2, steps=steps)
+        assert len(rows) == (8 if steps is None else steps)
+        for row, weight in zip(rows, weights, strict=True):
+            descent.zero_grad()
+            losses = F.cross_entropy(model(data.data.x[row]), data.data.y[row], reduction="none")
+            ((losses * weight).sum() / weight.sum()).backward()
+            descent.step()
+
+    weights = {**server.state.model.params, **server.state.model.buffers}
+    trained = {name: value for name, value in model.state_dict().items() if value.is_floating_point()}
+    assert weights.keys() == trained.keys()
+    assert any(name.endswith("running_var") for name in trained)
+    for name, value in trained.items():
+        assert (weights[name] - value).abs().max() <= TOLERANCE, name
+
+
+WORLDS = {
+    "everyone": World(),
+    "two of three": World(TWO_OF_THREE),
+    "without momentum": World(TWO_OF_THREE, momentum=0.0),
+    "steps": World(TWO_OF_THREE, steps=5),
+    "one never comes": World(NEVER_THE_LAST),
+}
+worlds = pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS.keys())
+server_lrs = pytest.mark.parametrize("server_lr", [1.0, 0.5])
+
+
+@server_lrs
+@worlds
+def test_fedavg(world, server_lr):
+    assert_same(world.run(FedAvg(server_lr=server_lr)).values, fedavg(world, server_lr))
+
+
+@pytest.mark.parametrize("weighting", [by_examples, uniformly, by_batches])
+def test_fedavg_with_other_weights(weighting):
+    world = World(TWO_OF_THREE, weighting=weighting)
+    outcome = world.run(FedAvg())
+    assert_same(outcome.values, fedavg(world))
+    for cohort, replies in zip(world.cohorts, outcome.replies, strict=True):
+        sent = {reply.client: float(reply.upload.weight) for reply in replies}
+        assert {k: weight / sum(sent.values()) for k, weight in sent.items()} == pytest.approx(world.shares(cohort))
+
+
+@server_lrs
+@worlds
+def test_fedprox(world, server_lr):
+    assert_same(world.run(FedProx(mu=0.3, server_lr=server_lr)).values, fedprox(world, 0.3, server_lr))
+
+
+@server_lrs
+@pytest.mark.parametrize(
+    ("beta", "dampening", "nesterov"),
+    [(0.9, 0.0, False), (0.7, 0.3, False), (0.9, 0.1, False), (0.9, 0.0, True), (0.7, 0.3, True)],
+)
+def test_fedavgm(beta, dampening, nesterov, server_lr):
+    world, recipe = World(TWO_OF_THREE), FedAvgM(beta, dampening, nesterov, server_lr=server_lr)
+    found = world.run(recipe).values
+    assert_same(found, fedavgm(world, beta, dampening, nesterov, server_lr))
+    if not dampening:  # torch does not dampen the first step
+        assert_same(found, fedavgm_by_torch(world, beta, nesterov, server_lr))
+
+
+@server_lrs
+@worlds
+def test_fednova(world, server_lr):
+    assert_same(world.run(FedNova(server_lr=server_lr)).values, fednova(world, server_lr))
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_fednova_sends_what_one_step_moved(momentum):
+    world = World(EVERYONE[:1], momentum=momentum)
+    theta, running = world.start()
+    for reply in world.run(FedNova()).replies[0]:
+        local = local_training(world, theta, running, 0, reply.client)
+        a = reach(world, local.steps)
+        assert float(reply.upload.reach) == pytest.approx(a, rel=1e-14)
+        sent = flat("delta", reply.upload.delta)
+        assert_same(sent, {"delta": (local.theta - theta) / a, "delta statistics": local.statistics - running})
+
+
+@server_lrs
+@worlds
+def test_scaffold(world, server_lr):
+    assert_same(world.run(Scaffold(server_lr=server_lr)).values, scaffold(world, server_lr))
+
+
+def test_first_control_of_a_single_full_batch_step_is_the_gradient():
+    world = replace(World(EVERYONE[:1], momentum=0.0, steps=1), batch=13)
+    found = world.run(Scaffold()).values
+    for k in range(3):
+        model = world.model().train()
+        loss(model, *world.batches(0, k)[0]).backward()
+        gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+        decayed = gradient + WEIGHT_DECAY * vector(world.model())
+        assert (found[f"control of {k}"] - decayed).abs().max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("clip", [None, 0.5], ids=["unclipped", "clipped"])
+@worlds
+def test_feddyn(world, clip):
+    assert_same(world.run(FedDyn(alpha=0.1, clip=clip)).values, feddyn(world, 0.1, clip))
+
+
+@worlds
+def test_feddyn_equals_its_other_form(world):
+    assert_same(world.run(FedDyn(alpha=0.1, clip=None)).values, feddyn_by_displacement(world, 0.1))
+
+
+def test_feddyn_judges_the_mean_of_models_before_the_shift():
+    server = World().run(FedDyn(alpha=0.1)).server
+    judged = FedDyn(alpha=0.1).global_model(server.state)
+    shift = server.state.model.params - judged.params
+    assert max(leaf.abs().max() for leaf in (shift + server.state.dual / 0.1).leaves()) <= TOLERANCE
+    assert max(leaf.abs().max() for leaf in shift.leaves()) > 1e-3
+
+
+def test_feddyn_has_no_server_lr():
+    with pytest.raises(BadInput, match="server_lr"):
+        FedDyn(server_lr=0.5)
+
+
+@server_lrs
+@worlds
+def test_fedsam(world, server_lr):
+    assert_same(world.run(FedSAM(rho=0.2, server_lr=server_lr)).values, fedsam(world, 0.2, server_lr))
+
+
+def test_fedsam_rests_where_the_gradient_is_zero():
+    world = World(EVERYONE[:1])
+    stage = replace(world.stage(), objective=flat_land, optimizer=Sgd(RATE, momentum=0.9))
+    net = network()
+    server = run(FedSAM(rho=0.2), net, Sequential(net, federation(SIZES, as_it_is)), stage, seed=SEED)
+    found = flat("model", server.state.model)
+    assert torch.equal(found["model"], world.start()[0])
+    assert found["model statistics"].isfinite().all()
+
+
+def flat_land(client, weights, batch, out):
+    return 0 * out.logits.sum()
+
+
+@worlds
+def test_local(world):
+    outcome = world.run(Local())
+    assert_same(outcome.values, local_only(world))
+    assert not any(reply.upload for replies in outcome.replies for reply in replies)
+
+
+@pytest.mark.parametrize("part", ["all", "head"])
+@pytest.mark.parametrize("world", [World(TWO_OF_THREE), World(NEVER_THE_LAST, momentum=0.0, steps=5)])
+def test_fine_tuned_fedavg(world, part):
+    found = world.run(FineTuned(FedAvg(), epochs=3, part=part)).values
+    assert_same(found, fine_tuned(world, fedavg(world), 3, part))
+
+
+@pytest.mark.parametrize("part", ["all", "head"])
+def test_fine_tuning_scaffold_is_plain_training(part):
+    """No control variates in the last stage, and those that clients hold stay as they are."""
+    world = World(TWO_OF_THREE)
+    found = world.run(FineTuned(Scaffold(), epochs=2, part=part)).values
+    assert_same(found, fine_tuned(world, scaffold(world), 2, part))
+
+
+def test_tuning_the_head_leaves_the_body_bit_for_bit():
+    server, engine = World().run(FineTuned(FedAvg(), epochs=2, part="head"))[2:]
+    for k in range(3):
+        tuned = engine.memories.get(k).tuned
+        for name, value in server.state.model.buffers.items():
+            assert torch.equal(tuned.buffers[name], value)
+        for name, value in server.state.model.params.items():
+            assert torch.equal(tuned.params[name], value) != name.startswith("head."), name
+
+
+# ---- a problem with a known answer -----------------------------------------------------------------------------------
+class Line(nn.Module):
+    """Linear regression."""
+
+    def __init__(self):
+        super().__init__()
+        self.features, self.head = nn.Identity(), nn.Linear(3, 1, bias=False)
+
+    def forward(self, x):
+        return self.head(self.features(x))
+
+
+def half_square(client, weights, batch, out):
+    return weighted((out.logits[:, 0] - batch.y) ** 2 / 2, batch)
+
+
+@dataclass(frozen=True)
+class Regression:
+    """f_k(w) = |X_k w - y_k|^2 / 2 n_k on clients that disagree; quadratic, so that every optimum is a linear solve."""
+
+    sizes: tuple[int, ...] = (5, 8, 12)
+    rate: float = 0.4
+    steps: int = 10
+    rounds: int = 60
+
+    def data(self) -> Federation:
+        draw, n = generator(11), sum(self.sizes)
+        x = torch.randn(n, 3, generator=draw, dtype=torch.float64)
+        owner = torch.repeat_interleave(torch.arange(len(self.sizes)), torch.tensor(self.sizes))
+        y = (x * torch.randn(len(self.sizes), 3, generator=draw, dtype=torch.float64)[owner]).sum(1)
+        train = {k: (owner == k).nonzero()[:, 0] for k in range(len(self.sizes))}
+        return Federation(Dataset(x, y), train, train)
+
+    def quadratics(self) -> list[tuple[Tensor, Tensor]]:
+        """(A_k, b_k) of the gradients A_k w - b_k."""
+        data = self.data()
+        pairs = [(data.data.x[index], data.data.y[index]) for index in data.train.values()]
+        return [(x.T @ x / len(x), x.T @ y / len(x)) for x, y in pairs]
+
+    def optimum(self, shares: list[float]) -> Tensor:
+        A = total(share * A for share, (A, _) in zip(shares, self.quadratics(), strict=True))
+        b = total(share * b for share, (_, b) in zip(shares, self.quadratics(), strict=True))
+        return torch.linalg.solve(A, b)
+
+    def by_package(self, recipe: Any) -> Tensor:
+        """Every batch is the whole client: shorter ones wrap round with weight zero."""
+        with seeded(7):
+            net = Network(Line(), "fp64")
+        stage = Stage(None, self.rounds, Everyone(), Sgd(self.rate), steps=self.steps, size=12, objective=half_square)
+        server = run(recipe, net, Sequential(net, self.data()), stage, seed=SEED)
+        return recipe.global_model(server.state).params["head.weight"][0]
+
+    def by_displacement(self, alpha: float) -> Tensor:
+        """FedDyn's q-form with exact local minima."""
+        theta = averaged = torch.zeros(3).double()
+        q = [torch.zeros(3).double() for _ in self.sizes]
+        for _ in range(self.rounds):
+            local = [
+                torch.linalg.solve(A + alpha * torch.eye(3), b - alpha * (q_k - theta))
+                for (A, b), q_k in zip(self.quadratics(), q, strict=True)
+            ]
+            q = [q_k + w - theta for q_k, w in zip(q, local, strict=True)]
+            averaged = torch.stack(local).mean(0)
+            theta = averaged + torch.stack(q).mean(0)
+        return averaged
+
+
+def test_methods_without_drift_reach_the_uniform_optimum():
+    problem, alpha = Regression(), 1.0
+    uniform, by_size = problem.optimum([1 / 3] * 3), problem.optimum([n / 25 for n in problem.sizes])
+    assert (uniform - by_size).norm() > 0.1  # else the test could not tell them apart
+    assert (problem.by_displacement(alpha) - uniform).norm() < 1e-12
+    assert (problem.by_package(FedDyn(alpha=alpha, clip=None)) - uniform).norm() < 1e-12
+    assert (problem.by_package(Scaffold()) - uniform).norm() < 1e-6
+    drifted = problem.by_package(FedAvg())
+    assert (drifted - uniform).norm() > 0.1
+    assert (drifted - by_size).norm() > 0.1

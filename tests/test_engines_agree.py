@@ -1,0 +1,196 @@
+"""Every method gives the same bits in every engine: server state, client memories, what is measured."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from fedlens.algorithms import FedAvg, Local, Scaffold
+from fedlens.core.algorithm import Algorithm, Server
+from fedlens.core.cohort import Everyone
+from fedlens.core.errors import ClientFailed
+from fedlens.core.evaluate import Evaluate
+from fedlens.core.memories import Memories
+from fedlens.core.run import Job, enter, run, timetable
+from fedlens.core.tree import Tree
+from fedlens.engines.sequential import Sequential
+from fedlens.engines.worker import Storage
+from fedlens.engines.workers import Workers
+from recipes import RECIPES, UPLINKS
+from small import PLAN, SIZES, build, federation, network, same
+
+CASES = {
+    **{name: (recipe, PLAN) for name, recipe in RECIPES.items()},
+    **{f"scaffold, {name}": (Scaffold(), replace(PLAN, uplink=uplink)) for name, uplink in UPLINKS.items()},
+    "steps": (FedAvg(), replace(PLAN, steps=3)),
+}
+
+
+def reference(recipe, plan):
+    engine = Sequential(network(), federation(), checked=True)
+    return run(recipe, network(), engine, plan), engine
+
+
+@pytest.fixture(scope="module", params=[1, 3])
+def pool(request, tmp_path_factory):
+    """One set of processes for all methods."""
+    folder = tmp_path_factory.mktemp("memories")
+    engine = Workers(build, SIZES, request.param, Storage(folder))
+    yield engine, folder
+    engine.close()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_workers_equal_sequential(name, pool):
+    recipe, plan = CASES[name]
+    engine, folder = pool
+    begin = 10 * list(CASES).index(name)  # what clients knew of the method before is from before these rounds
+    recipe = Late(recipe, begin)
+    one = Sequential(network(), federation(), checked=True)
+    expected = run(recipe, network(), one, plan, round=begin)
+    found = run(recipe, network(), engine, plan, round=begin)
+    assert same(expected.state, found.state)
+    engine.save(0)
+    kept = Memories(folder, round=10**6)
+    for client in one.memories:
+        assert same(one.memories.get(client), kept.get(client)), f"memory of client {client}"
+    scores = [engine_.measure(network().initial_weights()) for engine_ in (one, engine)]
+    assert all(same(a, b) for a, b in zip(*scores, strict=True)) and len(scores[0]) == 3
+
+
+@dataclass(frozen=True)
+class Late:
+    """The same recipe after so many rounds of something else, of which nothing is remembered."""
+
+    base: object
+    begin: int
+
+    def stages(self, plan):
+        yield replace(plan, algorithm=FedAvg(), rounds=self.begin)
+        first, *rest = self.base.stages(plan)
+        yield replace(first, fresh=True)
+        yield from rest
+
+
+def test_observing_changes_nothing():
+    """Personal evaluation after every round leaves state and memories as they are."""
+
+    def look(server, job, replies):
+        stage = job.stage.errand(Evaluate(base=job.stage.algorithm), epochs=1)
+        watched.run(replace(job, stage=stage, round=server.round), Everyone()(server.population, 0))
+
+    watched = Sequential(network(), federation())
+    seen = run(Scaffold(), network(), watched, PLAN, observe=look)
+    unseen, engine = reference(Scaffold(), PLAN)
+    assert same(seen.state, unseen.state)
+    assert all(same(engine.memories.get(i), watched.memories.get(i)) for i in engine.memories)
+    assert list(engine.memories) == list(watched.memories)
+
+
+@pytest.mark.parametrize("name", ["scaffold", "feddyn", "scaffold+ft", "local"])
+def test_resume_from_bytes_after_every_round(name, tmp_path):
+    from fedlens.core.wire import decode, encode
+
+    recipe = RECIPES[name]
+    expected, engine = reference(recipe, PLAN)
+    rounds = len(timetable(recipe, PLAN))
+    for stop in range(1, rounds):
+        folder = tmp_path / str(stop)
+        first = Sequential(network(), federation(), memories=Memories(folder))
+
+        class Stopped(Exception):
+            pass
+
+        def halt(server, job, replies, stop=stop, first=first):
+            if server.round == stop:
+                first.save(stop)
+                raise Stopped(encode(server.state))
+
+        with pytest.raises(Stopped) as caught:
+            run(recipe, network(), first, PLAN, observe=halt)
+        second = Sequential(network(), federation(), memories=Memories(folder, round=stop))
+        found = run(recipe, network(), second, PLAN, state=decode(caught.value.args[0]), round=stop)
+        assert same(expected.state, found.state)
+        assert all(same(engine.memories.get(i), second.memories.get(i)) for i in engine.memories)
+
+
+# ---- what a step may do ----
+def fake_step(algorithm, stage, batch_size=4):
+    """Run a step on tensors without values: a step that looks at one on the host fails."""
+    net, engine = network(), Sequential(network(), federation())
+    server = Server(net, Tree(), engine.population)
+    server = replace(server, state=enter(replace(stage, algorithm=algorithm), server))
+    job = Job(replace(stage, algorithm=algorithm), algorithm.broadcast(server), Tree(), 0, 0, 0, 0)
+    client, _ = engine.open(job, 0)
+    local = algorithm.begin(client).clone()
+    index = client.data.index[torch.arange(batch_size)]
+    batch = engine.federation.data.batch(index, torch.ones(batch_size), torch.tensor(7))
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = lambda tree: tree.map(mode.from_tensor)  # noqa: E731
+        received, memory = fake(client.received), fake(client.memory)
+        view = client.inside(received=received, memory=memory, phase=algorithm.phase(0))
+        algorithm.step(view, fake(local), fake(batch))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_steps_are_recordable(name):
+    for stage in dict.fromkeys(stage for stage, _, _ in timetable(RECIPES[name], PLAN)):
+        fake_step(stage.algorithm, stage)
+
+
+@dataclass(frozen=True)
+class Peeks(Algorithm):
+    def step(self, client, local, batch):
+        return local if float(batch.weight.sum()) < 4 else super().step(client, local, batch)
+
+
+@dataclass(frozen=True)
+class Careless(Algorithm):
+    def loss(self, client, weights, batch, out):
+        client.net.look(client.received.model, batch.x, train=True)  # advances statistics that are not its own
+        return super().loss(client, weights, batch, out)
+
+
+@dataclass(frozen=True)
+class Baked(Algorithm):
+    def step(self, client, local, batch):
+        grads = self.gradient(client, local, batch)
+        torch._foreach_add_(local.params.leaves(), grads.leaves(local.params), alpha=-client.optimizer.lr)
+        return local
+
+
+def test_a_step_that_reads_a_value_is_caught():
+    with pytest.raises(Exception, match=r"data-dependent|DataDependent|_local_scalar_dense"):
+        fake_step(Peeks(), PLAN)
+
+
+def test_writing_what_was_received_is_caught():
+    with pytest.raises(ClientFailed, match=r"received/model/buffers/norm.running_mean is read-only"):
+        run(Careless(), network(), Sequential(network(), federation(), checked=True), PLAN)
+
+
+def test_a_rate_read_inside_a_step_is_loud():
+    state = run(Baked(), network(), Sequential(network(), federation()), PLAN).state
+    assert state.model.params["conv.bias"].isnan().all()
+
+
+def test_begin_is_copied():
+    """Without the copy, in-place steps would write into the server's own model."""
+    net, engine = network(), Sequential(network(), federation())
+    server = Server(net, Algorithm().setup(Server(net, Tree(), 6)), 6)
+    before = server.state.clone()
+    engine.run(
+        Job(replace(PLAN, algorithm=FedAvg(), weighting=lambda c: 1.0), server.state, Tree(), 0, 0, 0, 0), [0, 2]
+    )
+    assert same(before, server.state)
+
+
+def test_a_failing_client_is_named():
+    @dataclass(frozen=True)
+    class Fails(Local):
+        def finish(self, client, local):
+            raise ZeroDivisionError("no such thing")
+
+    with pytest.raises(ClientFailed, match=r"client \d failed in round 0: ZeroDivisionError: no such thing"):
+        run(Fails(), network(), Sequential(network(), federation()), PLAN)

@@ -1,0 +1,75 @@
+"""Every message survives encoding, and the ledger books exactly its length."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load
+
+from fedlens.algorithms import FedAvg, Scaffold
+from fedlens.core.ledger import Ledger
+from fedlens.core.run import run
+from fedlens.core.tree import Tree
+from fedlens.core.wire import decode, encode, header
+from fedlens.engines.sequential import Sequential
+from recipes import RECIPES, UPLINKS
+from small import PLAN, federation, network, same
+
+CASES = {
+    **{name: (recipe, PLAN) for name, recipe in RECIPES.items()},
+    **{f"scaffold, {name}": (Scaffold(), replace(PLAN, uplink=uplink)) for name, uplink in UPLINKS.items()},
+}
+
+
+@pytest.mark.parametrize("norm", [True, False])
+@pytest.mark.parametrize("name", CASES)
+def test_booked_bytes_are_the_length_of_what_is_sent(name, norm):
+    recipe, plan = CASES[name]
+    ledger, up, down = Ledger(), 0, 0
+
+    def observe(server, job, replies):
+        nonlocal up, down
+        entries = ledger.book(job, [r.client for r in replies], replies, round=server.round)
+        for reply in replies:
+            message = encode(reply.upload)
+            assert same(decode(message), reply.upload) and decode(message).keys() == reply.upload.keys()
+            up += len(message)
+            down += len(encode(job.download))
+        booked = sum(e.total for e in entries if e.kind == "upload")
+        assert booked == sum(len(encode(r.upload)) for r in replies)
+
+    run(recipe, network(norm), Sequential(network(norm), federation()), plan, observe=observe)
+    assert (ledger.up, ledger.down) == (up, down) and up > 0
+
+
+def test_all_types_survive_and_others_can_read_them():
+    dtypes = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32]
+    dtypes += [torch.int16, torch.int8, torch.uint8, torch.bool]
+    tree = Tree({str(d)[6:]: (torch.arange(6).view(2, 3) % 2).to(d) for d in dtypes})
+    tree = tree.replace(deep=Tree(a=Tree(b=torch.tensor(3.5)), none=Tree()), nothing=torch.empty(0, 4))
+    data = encode(tree)
+    assert same(decode(data), tree) and decode(data).deep.none == Tree()
+    assert len(data) == len(header(tree)) + tree.nbytes
+    assert torch.equal(load(data)["bfloat16"], tree.bfloat16)
+    assert json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["deep/a/b"]["shape"] == []
+
+
+def test_equal_trees_give_equal_bytes():
+    a, b = Tree(x=torch.ones(2), y=torch.zeros(1)), Tree(y=torch.zeros(1), x=torch.ones(2))
+    assert encode(a) == encode(b)
+    assert encode(Tree(x=torch.ones(4, 4).t()[1:])) == encode(Tree(x=torch.ones(3, 4)))
+
+
+def test_common_payload_is_booked_once_per_client_and_version():
+    ledger = Ledger()
+    jobs = []
+
+    def observe(server, job, replies):
+        shared = Tree(x=torch.zeros(10)) if server.round < 3 else Tree(x=torch.ones(10))
+        job = replace(job, shared=shared)
+        jobs.append(ledger.book(job, [1, 2] if server.round < 2 else [2, 3], replies, round=server.round))
+
+    run(FedAvg(), network(), Sequential(network(), federation()), PLAN, observe=observe)
+    who = [[e.client for e in entries if e.kind == "shared"] for entries in jobs]
+    assert who == [[1, 2], [3], [2, 3]]
