@@ -26,7 +26,7 @@ from fedlens.core.network import Buffers, Network
 from fedlens.core.objective import weighted
 from fedlens.core.optimizer import Exponential, Sgd
 from fedlens.core.rng import generator, key, seeded
-from fedlens.core.run import Reply, run
+from fedlens.core.run import Job, Reply, run
 from fedlens.core.tree import Tree
 from fedlens.core.weighting import by_batches, by_examples, uniformly
 from fedlens.engines.sequential import Sequential
@@ -55,6 +55,7 @@ class Scripted(Cohort):
 class Outcome(NamedTuple):
     values: dict[str, Tensor]  # server state and memories, each as one flat vector
     replies: list[list[Reply]]  # of every round
+    jobs: list[Job]
     server: Server
     engine: Sequential
 
@@ -77,6 +78,7 @@ class World:
     sizes: tuple[int, ...] = SIZES
     batch: int = BATCH
     norm: bool = True
+    uplink: tuple[Any, ...] = ()
 
     def stage(self) -> Stage:
         optimizer = Sgd(RATE, momentum=self.momentum, weight_decay=WEIGHT_DECAY, schedule=Exponential(FADE))
@@ -89,24 +91,26 @@ class World:
             steps=self.steps,
             size=self.batch,
             weighting=self.weighting,
+            uplink=self.uplink,
         )
 
     def run(self, recipe: Any, *, buffers: Buffers = "average", engine: type[Sequential] = Sequential) -> Outcome:
         """What the package makes of it. The engine checks that nothing read-only is written."""
-        net, replies = network(self.norm, buffers), []
+        net, replies, jobs = network(self.norm, buffers), [], []
         clients = engine(net, federation(self.sizes, as_it_is), checked=True)
 
         def observe(server, job, answers):
             replies.append(answers)
+            jobs.append(job)
 
         server = run(recipe, net, clients, self.stage(), seed=SEED, observe=observe)
         values = {}
         for name, tree in server.state.items():
-            values |= flat(name, tree)
+            values |= flat(name, tree, self.model())
         for client in clients.memories:
             for name, tree in clients.memories.get(client).items():
-                values |= flat(f"{name} of {client}", tree) if name != "seen" else {}
-        return Outcome(values, replies, server, clients)
+                values |= flat(f"{name} of {client}", tree, self.model()) if name != "seen" else {}
+        return Outcome(values, replies, jobs, server, clients)
 
     def model(self) -> nn.Module:
         with seeded(7):
@@ -161,12 +165,12 @@ def filled(model: nn.Module, theta: Tensor, running: Tensor) -> nn.Module:
     return model
 
 
-def flat(name: str, tree: Tree) -> dict[str, Tensor]:
+def flat(name: str, tree: Tree, model: nn.Module) -> dict[str, Tensor]:
     """A tree of the package as vectors in the order of the module's own parameters and buffers."""
     if "params" not in tree:
-        return {name: in_order(tree, [n for n, _ in Net().named_parameters()])}
-    running = [n for n, buffer in Net().named_buffers() if buffer.is_floating_point()]
-    return {**flat(name, tree.params), f"{name} statistics": in_order(tree.buffers, running)}
+        return {name: in_order(tree, [n for n, _ in model.named_parameters()])}
+    running = [n for n, buffer in model.named_buffers() if buffer.is_floating_point()]
+    return {**flat(name, tree.params, model), f"{name} statistics": in_order(tree.buffers, running)}
 
 
 def in_order(tree: Tree, names: list[str]) -> Tensor:
@@ -532,7 +536,7 @@ def test_fednova_sends_what_one_step_moved(momentum):
         local = local_training(world, theta, running, 0, reply.client)
         a = reach(world, local.steps)
         assert float(reply.upload.reach) == pytest.approx(a, rel=1e-14)
-        sent = flat("delta", reply.upload.delta)
+        sent = flat("delta", reply.upload.delta, world.model())
         assert_same(sent, {"delta": (local.theta - theta) / a, "delta statistics": local.statistics - running})
 
 
@@ -588,7 +592,7 @@ def test_fedsam_rests_where_the_gradient_is_zero():
     stage = replace(world.stage(), objective=flat_land, optimizer=Sgd(RATE, momentum=0.9))
     net = network()
     server = run(FedSAM(rho=0.2), net, Sequential(net, federation(SIZES, as_it_is)), stage, seed=SEED)
-    found = flat("model", server.state.model)
+    found = flat("model", server.state.model, world.model())
     assert torch.equal(found["model"], world.start()[0])
     assert found["model statistics"].isfinite().all()
 
@@ -620,7 +624,8 @@ def test_fine_tuning_scaffold_is_plain_training(part):
 
 
 def test_tuning_the_head_leaves_the_body_bit_for_bit():
-    server, engine = World().run(FineTuned(FedAvg(), epochs=2, part="head"))[2:]
+    outcome = World().run(FineTuned(FedAvg(), epochs=2, part="head"))
+    server, engine = outcome.server, outcome.engine
     for k in range(3):
         tuned = engine.memories.get(k).tuned
         for name, value in server.state.model.buffers.items():

@@ -14,6 +14,7 @@ from fedlens.core.evaluate import Evaluate
 from fedlens.core.memories import Memories
 from fedlens.core.run import Job, enter, run, timetable
 from fedlens.core.tree import Tree
+from fedlens.engines.lanes import Lanes
 from fedlens.engines.sequential import Sequential
 from fedlens.engines.worker import Storage
 from fedlens.engines.workers import Workers
@@ -71,6 +72,20 @@ class Late:
         first, *rest = self.base.stages(plan)
         yield replace(first, fresh=True)
         yield from rest
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 3, 5])
+@pytest.mark.parametrize("name", CASES)
+def test_lanes_equal_sequential(name, lanes):
+    """Eager lanes: the seating of the recorded ones. With two lanes, on two devices that are both this CPU."""
+    recipe, plan = CASES[name]
+    expected, one = reference(recipe, plan)
+    engine = Lanes(network(), federation(), lanes=lanes, devices=["cpu", "cpu"] if lanes == 2 else None)
+    found = run(recipe, network(), engine, plan)
+    assert same(expected.state, found.state)
+    assert list(one.memories) == list(engine.memories)
+    for client in one.memories:
+        assert same(one.memories.get(client), engine.memories.get(client)), f"memory of client {client}"
 
 
 def test_observing_changes_nothing():

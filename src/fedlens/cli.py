@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import errno
 import json as json_module
+import math
+import os
+import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,6 +31,8 @@ def _split(words: list[str] | None) -> tuple[str | None, list[str]]:
     from .core.errors import BadInput
 
     files = [word for word in words or () if "=" not in word]
+    if options := [word for word in files if word.startswith("-")]:
+        raise BadInput(f"unknown option {options[0]}; there is --json, and settings look like key=value")
     if len(files) > 1:
         raise BadInput(f"one YAML file at most, not {' and '.join(files)}; settings look like key=value")
     return (files[0] if files else None), [word for word in words or () if "=" in word]
@@ -38,12 +44,10 @@ def run(words: Words = None, json: Json = False) -> None:
 
     Every field of the configuration is a key: data=cifar10 partition.alpha=0.1 algorithm=scaffold rounds=50 ...
     """
-    from . import config, panel, simulate
+    from . import config, simulate
 
     experiment = config.read(*_split(words))
-    with panel.watcher(json) as watcher:
-        result = simulate.run(experiment, watcher=watcher)
-    _closing(result, json)
+    _closing(_watched(json, lambda watcher: simulate.run(experiment, watcher=watcher)), json)
 
 
 @app.command()
@@ -53,11 +57,9 @@ def resume(
     json: Json = False,
 ) -> None:
     """Go on after a crash, to the same bits."""
-    from . import panel, simulate
+    from . import simulate
 
-    with panel.watcher(json) as watcher:
-        result = simulate.resume(run, tuple(words or ()), watcher=watcher)
-    _closing(result, json)
+    _closing(_watched(json, lambda watcher: simulate.resume(run, tuple(words or ()), watcher=watcher)), json)
 
 
 @app.command()
@@ -115,12 +117,34 @@ def diff(a: str, b: str, json: Json = False) -> None:
     raise typer.Exit(1 if found else 0)
 
 
+class _Explained(Exception):
+    """What stopped a run has been said; the exit code is left."""
+
+    def __init__(self, code: int):
+        super().__init__(code)
+        self.code = code
+
+
+def _watched(json: bool, work: Callable[[Any], Any]) -> Any:
+    """Work on a run before somebody's eyes; when it stops early, they are told how to go on."""
+    from . import panel
+
+    watcher = panel.watcher(json)
+    try:
+        with watcher:
+            return work(watcher)
+    except BaseException as error:  # also Ctrl-C, which typer would swallow
+        raise _Explained(_explain(error, watcher.folder)) from None
+
+
 def _closing(result: Any, json: bool) -> None:
     if json:
         _say_json(result.plain())
         return
     from .panel import size
 
+    if result.loss is not None and not math.isfinite(result.loss):
+        print(f"note: the loss is {result.loss}: training diverged, which a lower local.lr or uplink=clip may mend")
     if result.accuracy is not None:
         print(f"accuracy {result.accuracy:.4f} (global model, pooled test set, after {result.rounds} rounds)")
     for name, spread in result.personal.items():
@@ -131,7 +155,16 @@ def _closing(result: Any, json: bool) -> None:
 
 
 def _say_json(value: Any) -> None:
-    print(json_module.dumps(value))
+    print(json_module.dumps(_finite(value)))
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no word for the loss of a run that diverged but null."""
+    if isinstance(value, dict):
+        return {name: _finite(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def main() -> None:
@@ -140,33 +173,56 @@ def main() -> None:
 
 
 def _guarded() -> int:
+    try:
+        code = app(prog_name="fedlens", standalone_mode=False)
+    except _Explained as stop:
+        return stop.code
+    except Exception as error:
+        return _explain(error, None)
+    return _explain(KeyboardInterrupt(), None) if code == 130 else code or 0  # typer's answer to Ctrl-C
+
+
+def _explain(error: BaseException, run: Path | None) -> int:
+    """Say what happened, and how to go on with a run that had begun; anything else is a bug, and stays one."""
     from .core.errors import BadInput, ClientFailed, RunFailed
 
-    try:
-        app(standalone_mode=False)
-    except BadInput as error:
+    go_on = f"; go on with `fedlens resume {shlex.quote(str(run))}`" if run else ""
+    if isinstance(error, BadInput):
         return _complain(str(error), 2)
-    except ClientFailed as error:
+    if isinstance(error, ClientFailed):
         print(error.trace, file=sys.stderr)
-        return _complain(str(error), 1)
-    except RunFailed as error:
-        return _complain(str(error), 1)
-    except KeyboardInterrupt:
-        return _complain("stopped; what was checkpointed is kept: go on with `fedlens resume RUN`", 130)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            place = f" at {Path(error.filename).parent}" if error.filename else ""
-            return _complain(
-                f"the disk is full{place}; the last checkpoint is intact: make room, then `fedlens resume`", 1
-            )
-        raise
-    except typer.Exit as stop:
-        return stop.exit_code
-    except Exception as error:
-        if type(error).__module__.startswith("click") and hasattr(error, "format_message"):
-            return _complain(error.format_message(), 2)  # pyright: ignore[reportAttributeAccessIssue]
-        raise
-    return 0
+    if isinstance(error, RunFailed):
+        return _complain(f"{error}{go_on}", 1)
+    if isinstance(error, KeyboardInterrupt):
+        return _complain(f"stopped{', and the last checkpoint is kept' if run else ''}{go_on}", 130)
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "allocate" in str(error)):
+        return _complain(f"there is not enough memory{go_on}", 1)
+    if isinstance(error, OSError):
+        return _complain(f"{_trouble(error)}{go_on}", 1)
+    if hasattr(error, "format_message"):
+        return _usage(error)
+    raise error
+
+
+def _trouble(error: OSError) -> str:
+    place = f" at {Path(error.filename).parent}" if error.filename else ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return f"the disk is full{place}; what was saved is intact, make room first"
+    if error.errno == errno.EPIPE:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would complain once more at its end
+        return "nobody reads the output any more"
+    return f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
+
+
+def _usage(error: Any) -> int:
+    """What typer found wrong with the words themselves."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(error.format_message())
+        return 0
+    # typer and click both add the same suggestion.
+    said = dict.fromkeys(error.format_message().replace("? ", "?\n").replace(". ", ".\n").splitlines())
+    command = error.ctx.command_path if getattr(error, "ctx", None) else "fedlens"
+    return _complain(f"{' '.join(said)} See `{command} --help`.", 2)
 
 
 def _complain(sentence: str, code: int) -> int:

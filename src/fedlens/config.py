@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
+import importlib
+import operator
+import os
+import re
+import sys
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -34,28 +40,26 @@ REGISTRIES: dict[type, Mapping[str, type]] = {
 }
 
 # What users of other tools type, and what it is called here.
+RATIOS = ("join_ratio", "fraction_fit", "fraction_train", "eligible_perc", "participation", "sample_ratio", "frac")
 ALIASES = {
-    **dict.fromkeys(("dataset", "dataset.name", "data_name"), "data"),
+    **dict.fromkeys(("dataset", "dataset.name", "data_name", "data.name"), "data"),
     **dict.fromkeys(("num_clients", "n_clients", "client_num", "num_supernodes", "population"), "clients"),
-    **dict.fromkeys(
-        ("join_ratio", "fraction_fit", "fraction_train", "eligible_perc", "participation", "sample_ratio", "frac"),
-        "cohort",
-    ),
-    **dict.fromkeys(("clients_per_round", "num_sampled"), "cohort"),
-    **dict.fromkeys(("method", "algo", "strategy", "alg"), "algorithm"),
+    **dict.fromkeys((*RATIOS, "clients_per_round", "num_sampled"), "cohort"),
+    **dict.fromkeys(("method", "method.name", "algo", "strategy", "alg", "algorithm.name"), "algorithm"),
     **dict.fromkeys(
         ("global_rounds", "num_server_rounds", "n_rounds", "num_rounds", "global_epochs", "comm_rounds"), "rounds"
     ),
     **dict.fromkeys(("local_epochs", "local_epoch", "epochs"), "local.epochs"),
     **dict.fromkeys(("local_steps", "steps"), "local.steps"),
     **dict.fromkeys(("batch_size", "local.size", "local_batch_size"), "local.batch_size"),
-    **dict.fromkeys(("lr", "learning_rate", "local_learning_rate", "local.learning_rate"), "local.lr"),
-    "momentum": "local.momentum",
-    **dict.fromkeys(("weight_decay", "wd"), "local.weight_decay"),
-    "optimizer": "local.optimizer",
+    **dict.fromkeys(("lr", "learning_rate", "local_learning_rate", "local.learning_rate", "optimizer.lr"), "local.lr"),
+    **dict.fromkeys(("momentum", "optimizer.momentum"), "local.momentum"),
+    **dict.fromkeys(("weight_decay", "wd", "optimizer.weight_decay"), "local.weight_decay"),
+    **dict.fromkeys(("optimizer", "optimizer.name"), "local.optimizer"),
     **dict.fromkeys(("schedule", "lr_schedule"), "local.schedule"),
     **dict.fromkeys(("alpha", "dirichlet_alpha"), "partition.alpha"),
-    **dict.fromkeys(("network", "net", "model_name"), "model"),
+    "partition.name": "partition",
+    **dict.fromkeys(("network", "net", "model_name", "model.name"), "model"),
     **dict.fromkeys(("output", "output_dir", "out_dir", "name"), "out"),
     **dict.fromkeys(("random_seed", "rng_seed"), "seed"),
     "eval_every": "evaluate.every",
@@ -65,21 +69,23 @@ ALIASES = {
 def read(file: str | Path | None = None, words: Sequence[str] = ()) -> Experiment:
     """The experiment of a YAML file with `key=value` words laid over it; words win over the file, it over defaults."""
     raw: dict[str, Any] = {}
-    for key, value in (_from_file(Path(file)) if file else {}).items():
-        _put(raw, ALIASES.get(key, key), value)
-    # Short keys first: `algorithm.mu=1 algorithm=fedprox` means the same in any order.
-    pairs = sorted((_word(word) for word in words), key=lambda pair: pair[0].count("."))
-    for key, value in pairs:
-        _put(raw, key, value)
+    for pairs in (_from_file(Path(file)) if file else [], [_word(word) for word in words]):
+        # Short keys first: `algorithm.mu=1 algorithm=fedprox` means the same in any order.
+        for key, value in sorted(pairs, key=lambda pair: pair[0].count(".")):
+            _put(raw, key, value)
     return resolve(Experiment, raw)
+
+
+def check(experiment: Experiment) -> Experiment:
+    """The same experiment, every field checked: one built in Python gets the same sentences as one from YAML."""
+    return _checked(experiment, "")
 
 
 def plain(value: Any) -> Any:
     """A configuration as dictionaries, lists and scalars; `resolve` turns it back into an equal value."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        name = _names().get(type(value))
-        return {"is": name, **fields} if name else fields
+        return {"is": _name(type(value)), **fields} if _is_part(value) else fields
     return [plain(v) for v in value] if isinstance(value, tuple | list) else value
 
 
@@ -88,85 +94,156 @@ def to_yaml(experiment: Experiment) -> str:
 
 
 # ---- reading ----
-def _from_file(path: Path) -> dict[str, Any]:
+class _Yaml(yaml.SafeLoader):
+    """Scalars as in YAML 1.2: 1e-3 is a number; dates, yes, no, 010 and 1:30 are text. A key may be set once."""
+
+    yaml_implicit_resolvers: ClassVar = {}
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict:
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        if twice := [key for key in keys if keys.count(key) > 1]:
+            raise yaml.constructor.ConstructorError(None, None, f"{twice[0]} is set twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+for _tag, _pattern, _first in (
+    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("null", r"~|null|Null|NULL|", ("~", "n", "N", "")),
+    ("int", r"[-+]?(0|[1-9][0-9]*)", "-+0123456789"),
+    ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", "-+.0123456789"),
+    ("float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", "-+."),
+    ("merge", r"<<", "<"),
+):
+    _Yaml.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), list(_first))
+
+
+def _from_file(path: Path) -> list[tuple[str, Any]]:
     if not path.is_file():
-        around = path.parent.glob("*.y*ml") if path.parent.is_dir() else ()
-        raise BadInput(f"there is no file {path}; {nearest(str(path), [str(p) for p in around] or ['none nearby'])}")
+        raise BadInput(_no_file(path))
     try:
-        found = yaml.safe_load(path.read_text())
+        found = yaml.load(path.read_text("utf-8"), _Yaml)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f" in line {mark.line + 1}" if mark else ""
+        raise BadInput(f"{path} cannot be read as YAML: {error.problem or error.context}{where}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+        raise BadInput(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from None
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror}") from None
     if found is not None and not isinstance(found, dict):
-        raise BadInput(f"{path} should hold keys and values, but it holds a {type(found).__name__}")
-    return {str(key): value for key, value in (found or {}).items()}
+        what = "a list" if isinstance(found, list) else repr(found)
+        raise BadInput(f"{path} should hold keys and values such as `rounds: 20`, but it holds {what}")
+    return [(_canonical(str(key)), _meant_as(str(key), value)) for key, value in (found or {}).items()]
+
+
+def _no_file(path: Path) -> str:
+    if path.is_dir():
+        run = "; go on with a run by `fedlens resume`" if (path / "config.yaml").is_file() else ""
+        return f"{path} is a folder, not a YAML file{run}"
+    if path.suffix.lower() in (".yaml", ".yml"):
+        around = [str(p) for p in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
+        return f"there is no file {path}" + (f"; {nearest(str(path), around)}" if around else "")
+    for key, kind in _types(Experiment).items():
+        if path.name in REGISTRIES.get(kind, ()):
+            return f"'{path}' is neither a YAML file nor key=value; did you mean {key}={path}?"
+    return f"'{path}' is neither a YAML file nor key=value"
 
 
 def _word(word: str) -> tuple[str, Any]:
-    key, equals, text = word.partition("=")
-    if not equals:
-        raise BadInput(f"{word!r} is neither a YAML file nor key=value")
+    typed, equals, text = word.partition("=")
+    typed = typed.strip().lstrip("-").replace("-", "_")
+    if not equals or not typed:
+        raise BadInput(f"{word!r} is not of the form key=value")
+    key = _canonical(typed)
+    if _types(Experiment).get(key) is str:
+        return key, text  # the name of a file or a folder, as it was typed
     try:
-        value = yaml.safe_load(text) if text else text
+        value = yaml.load(text, _Yaml)
     except yaml.YAMLError:
         value = text
-    key = key.strip().lstrip("-").replace("-", "_")
-    return ALIASES.get(key, key), value
+    return key, _meant_as(typed, text if value is None and text not in ("null", "~") else value)
+
+
+def _canonical(key: str) -> str:
+    """What a key is called here; one that other tools call by another name may have fields, too."""
+    words = key.split(".")
+    for count in range(len(words), 0, -1):
+        if (name := ".".join(words[:count])) in ALIASES:
+            return ".".join([ALIASES[name], *words[count:]])
+    return key
+
+
+def _meant_as(key: str, value: Any) -> Any:
+    """join_ratio=1 is everyone, while cohort=1 is one client."""
+    return float(value) if key in RATIOS and type(value) is int else value
 
 
 def _put(raw: dict[str, Any], key: str, value: Any) -> None:
-    """Set a dotted key. A part named by a word becomes a dictionary when one of its fields is set."""
+    """Set a dotted key. A part named by a word, or a list of parts, becomes a dictionary when a field of it is set."""
     *parents, last = key.split(".")
     for parent in parents:
         inner = raw.get(parent)
-        if isinstance(inner, str | int | float) and not isinstance(inner, bool):
-            inner = {"is": inner}
-        if inner is not None and not isinstance(inner, dict):
-            raise BadInput(f"{key} cannot be set: {parent} is {inner!r}, which has no fields")
-        raw[parent] = dict(inner or {})
+        raw[parent] = dict(inner) if isinstance(inner, dict) else {} if inner is None else {"is": inner}
         raw = raw[parent]
-    if isinstance(value, dict) and isinstance(raw.get(last), dict):
-        value = {**raw[last], **value}
+    before = raw.get(last)
+    if isinstance(value, dict) and "is" not in value and before is not None:
+        value = {**(before if isinstance(before, dict) else {"is": before}), **value}
     raw[last] = value
 
 
 # ---- resolving ----
 def resolve(kind: Any, value: Any, path: str = "", default: Any = None) -> Any:
     """A value of this type from plain data, or one sentence about what is wrong with it."""
-    registry = REGISTRIES.get(kind) if isinstance(kind, type) else None
-    if registry is not None:
-        return _part(kind, registry, value, path, default)
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        return value if isinstance(value, kind) else _dataclass(kind, value, path)
-    if typing.get_origin(kind) is tuple and (item := typing.get_args(kind)[0]) in REGISTRIES:
-        return _parts(item, value, path)
+    kinds = typing.get_args(kind)
+    if typing.get_origin(kind) in (typing.Union, types.UnionType) and types.NoneType in kinds:
+        if value is None or (isinstance(value, str) and value.lower() in ("", "none")):
+            return None
+        return resolve(
+            functools.reduce(operator.or_, (k for k in kinds if k is not types.NoneType)), value, path, default
+        )
+    if typing.get_origin(kind) is tuple and kinds[-1] is ...:
+        return _parts(kinds[0], value, path) if kinds[0] in REGISTRIES else _scalar(kind, _listed(value), path)
+    if kind in REGISTRIES:
+        return _part(kind, value, path, default)
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        return _checked(value, path) if isinstance(value, kind) else _dataclass(kind, value, path)
     return _scalar(kind, value, path)
 
 
-def _part(kind: type, registry: Mapping[str, type], value: Any, path: str, default: Any) -> Any:
-    if isinstance(value, tuple(registry.values())) and not isinstance(value, dict | str):
+def _part(kind: type, value: Any, path: str, default: Any = None, listed: bool = False) -> Any:
+    """One of a registry's classes, or one of the user's own."""
+    if _is_part(value, kind):
         return _checked(value, path)
     fields = dict(value) if isinstance(value, dict) else {"is": value}
     name = fields.pop("is", None)
-    if name is None:
-        name = _names()[type(default)]
-    name, implied = _shorthand(kind, name)
-    if name not in registry:
-        raise BadInput(f"{path} {name!r} is unknown; {nearest(str(name), registry)}")
-    return _dataclass(registry[name], {**implied, **fields}, path, f"{name}")
+    if name is None and not _is_part(default, kind):
+        raise BadInput(f"{path} has no name, only {', '.join(map(str, fields))}; {nearest('', REGISTRIES[kind])}")
+    name, implied = _shorthand(kind, _name(type(default)) if name is None else name)
+    cls = _class(kind, name, path)
+    return _dataclass(cls, {**implied, **fields}, f"{path}.{name}" if listed else path, str(name))
 
 
-def _parts(item: type, value: Any, path: str) -> tuple:
-    """Several parts in order: a list, or `a,b`, or {a: {field: value}, b: {}}."""
+def _parts(kind: type, value: Any, path: str) -> tuple:
+    """Parts in order: `a,b`, a list, {a: {field: value}, b: {}}, or names with fields beside them, as words do."""
+    if isinstance(value, dict):
+        fields = {name: inner for name, inner in value.items() if name != "is"}
+        named = [part if isinstance(part, dict) else {"is": part} for part in _listed(value.get("is", [*fields]))]
+        if len(named) == 1 and not fields.keys() & {*REGISTRIES[kind], named[0].get("is")}:
+            fields = {named[0].get("is"): fields}  # uplink=topk uplink.share=0.1
+        known = [part.get("is") for part in named]
+        named += [{"is": name} for name in fields if name not in known]
+        for name, inner in fields.items():
+            if not isinstance(inner, dict | None):
+                has = ", ".join(_types(_class(kind, name, path))) or "no settings"
+                raise BadInput(f"{path}.{name} is {inner!r}, but it should be one of its settings: {has}")
+        value = [{**part, **(fields.get(part.get("is")) or {})} for part in named]
+    return tuple(_part(kind, part, path, listed=True) for part in _listed(value))
+
+
+def _listed(value: Any) -> list[Any]:
     if isinstance(value, str):
-        value = [name.strip() for name in value.split(",") if name.strip()]
-    elif isinstance(value, dict) and "is" in value:  # uplink=clip,topk uplink.clip.norm=2
-        named = {name: {"is": name} for name in str(value.pop("is")).split(",")}
-        value = [{**named.get(name, {"is": name}), **value.get(name, {})} for name in {**named, **value}]
-    elif isinstance(value, dict):
-        value = [{"is": name, **(fields or {})} for name, fields in value.items()]
-    if not isinstance(value, list | tuple):
-        raise BadInput(f"{path} is {value!r}, but it should be a list of names")
-    return tuple(resolve(item, part, path) for part in value)
+        return [word.strip() for word in value.split(",") if word.strip().lower() not in ("", "none")]
+    return [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
 
 
 def _shorthand(kind: type, name: Any) -> tuple[Any, dict[str, Any]]:
@@ -183,40 +260,109 @@ def _shorthand(kind: type, name: Any) -> tuple[Any, dict[str, Any]]:
         return "file", {"path": name}
     if kind is DataSource and name.endswith(".npz"):
         return "npz", {"path": name}
-    return name.lower().replace("-", "_"), {}
+    return name, {}
 
 
+def _class(kind: type, name: Any, path: str) -> type:
+    registry = REGISTRIES[kind]
+    if isinstance(name, str):
+        spelled = {known.replace("_", ""): known for known in registry}
+        if known := spelled.get(name.lower().replace("-", "").replace("_", "")):
+            return registry[known]
+        if ":" in name:
+            return _imported(kind, name, path)
+    raise BadInput(f"{path} {name!r} is unknown; {nearest(str(name), registry)}")
+
+
+def _imported(kind: type, name: str, path: str) -> type:
+    """A class of the user's own, as module:Class."""
+    module, _, attribute = name.partition(":")
+    if (here := os.getcwd()) not in sys.path:  # last, so that it hides nothing; worker processes look there, too
+        sys.path.append(here)
+    try:
+        found = functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
+    except Exception as error:  # the user's module may raise anything
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise BadInput(f"{path} {name!r} cannot be imported: {reason}") from None
+    if not (isinstance(found, type) and dataclasses.is_dataclass(found) and _fits(found, kind)):
+        base = "Algorithm" if kind is Recipe else kind.__name__
+        raise BadInput(f"{path} {name!r} is not a frozen dataclass derived from {base}")
+    return found
+
+
+def _is_part(value: Any, kind: type | None = None) -> bool:
+    return any(_fits(type(value), each) for each in ([kind] if kind else REGISTRIES))
+
+
+def _fits(cls: type, kind: type) -> bool:
+    return hasattr(cls, "stages") if kind is Recipe else issubclass(cls, kind)
+
+
+def _name(cls: type) -> str:
+    return _names().get(cls) or f"{cls.__module__}:{cls.__qualname__}"
+
+
+@functools.lru_cache(maxsize=1)
+def _names() -> dict[type, str]:
+    return {part: name for registry in REGISTRIES.values() for name, part in registry.items()}
+
+
+# ---- fields ----
 def _dataclass(kind: type, raw: Any, path: str, name: str = "") -> Any:
-    if not isinstance(raw, dict):
-        raise BadInput(f"{path} is {raw!r}, but it should have fields such as {', '.join(_types(kind))}")
     known, prefix = _types(kind), f"{path}." if path else ""
+    if not isinstance(raw, dict):
+        raise BadInput(f"{path} is {raw!r}, but it should have fields such as {', '.join(known)}")
     for key in raw:
         if key not in known:
-            whole = {f"{prefix}{k}" for k in known} | ({*ALIASES} if not path else set())
             owner = f" of {name}" if name else ""
-            has = f"; {nearest(f'{prefix}{key}', whole)}" if known else "; it has no settings"
-            raise BadInput(f"unknown key {prefix}{key}{owner}{has}")
+            raise BadInput(f"unknown key {prefix}{key}{owner}; {_meant(kind, prefix, str(key))}")
     defaults = {f.name: f.default for f in dataclasses.fields(kind)}
     return kind(**{k: resolve(known[k], v, f"{prefix}{k}", defaults[k]) for k, v in raw.items()})
 
 
 def _checked(value: Any, path: str) -> Any:
-    """The same value, every field checked: experiments built in Python get the same sentences as those from YAML."""
-    return _dataclass(type(value), {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}, path)
+    return _dataclass(type(value), {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}, path)
 
 
-def check(experiment: Experiment) -> Experiment:
-    return _checked(experiment, "")
+def _meant(kind: type, prefix: str, key: str) -> str:
+    """A closing half-sentence: where this key belongs, or the nearest one that belongs here."""
+    if alias := ALIASES.get(f"{prefix}{key}"):
+        return f"did you mean {alias!r}?"
+    registry = next((registry for registry in REGISTRIES.values() if kind in registry.values()), {})
+    if owners := [name for name, part in registry.items() if key in _types(part)]:
+        return f"it belongs to {', '.join(owners)}"
+    if elsewhere := [place for place in _places() if place.rpartition(".")[2] == key]:
+        return f"did you mean {elsewhere[0]!r}?"
+    here = {name: f"{prefix}{name}" for name in _types(kind)}
+    near = here if prefix else {**ALIASES, **here}
+    if close := difflib.get_close_matches(key.lower(), near, n=1, cutoff=0.5):
+        return f"did you mean {near[close[0]]!r}?"
+    return f"known are {', '.join(here.values())}" if here else "it has no settings"
+
+
+@functools.lru_cache(maxsize=1)
+def _places() -> list[str]:
+    """Every dotted key that some experiment has, short ones first."""
+
+    def below(kind: Any, prefix: str) -> Iterator[str]:
+        for name, inner in _types(kind).items():
+            yield f"{prefix}{name}"
+            for part in REGISTRIES.get(inner, {}).values():
+                yield from (f"{prefix}{name}.{field}" for field in _types(part))
+            if inner not in REGISTRIES and dataclasses.is_dataclass(inner):
+                yield from below(inner, f"{prefix}{name}.")
+
+    return sorted(below(Experiment, ""), key=lambda place: place.count("."))
 
 
 def _scalar(kind: Any, value: Any, path: str) -> Any:
-    if value == "" and type(None) in typing.get_args(kind):
-        value = None
+    if isinstance(value, bool) and (typing.get_args(kind) or (kind,))[0] in (int, float):
+        raise BadInput(f"{path} is {str(value).lower()}, but it should be a number")
     try:
         return _adapter(kind).validate_python(value)
     except ValidationError as error:
-        first = error.errors()[0]
-        what = first["msg"].replace("Input should", "it should").replace("Value error, ", "")
+        what = error.errors()[0]["msg"].replace("Input should", "it should").replace("Value error, ", "")
+        what = re.sub(", (unable to parse|got a number with) .*", "", what)
         raise BadInput(f"{path} is {value!r}, but {what[0].lower()}{what[1:]}") from None
 
 
@@ -228,18 +374,4 @@ def _adapter(kind: Any) -> TypeAdapter:
 @functools.lru_cache(maxsize=512)
 def _types(kind: type) -> dict[str, Any]:
     hints = typing.get_type_hints(kind, include_extras=True)
-    return {f.name: _without_none(hints[f.name]) for f in dataclasses.fields(kind) if f.init}
-
-
-def _without_none(kind: Any) -> Any:
-    """`Part | None` is looked up as Part."""
-    if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        rest = [k for k in typing.get_args(kind) if k is not type(None)]
-        if len(rest) == 1 and rest[0] in REGISTRIES:
-            return rest[0]
-    return kind
-
-
-@functools.lru_cache(maxsize=1)
-def _names() -> dict[type, str]:
-    return {part: name for registry in REGISTRIES.values() for name, part in registry.items()}
+    return {f.name: hints[f.name] for f in dataclasses.fields(kind) if f.init}

@@ -17,11 +17,11 @@ from .runs import RunFolder
 def differences(a: str | Path, b: str | Path) -> Iterator[str]:
     """What differs, first things first: rounds, weights, client memories, metrics (without timings), bytes."""
     folders = RunFolder.open(a), RunFolder.open(b)
-    checkpoints = [folder.load()[0] for folder in folders]
-    if None in checkpoints:
-        raise BadInput(f"{(a, b)[checkpoints.index(None)]} has no checkpoint yet")
-    first, second = checkpoints
-    assert first is not None and second is not None
+    (first, wrong), (second, more) = (folder.load() for folder in folders)
+    if first is None or second is None:
+        raise BadInput(f"{a if first is None else b} has no checkpoint yet")
+    for name, notes in ((a, wrong), (b, more)):
+        yield from (f"{name}: {note}" for note in notes)
     if first.round != second.round:
         yield f"rounds: {first.round} and {second.round}"
     yield from _trees("state", first.state, second.state)
@@ -43,9 +43,14 @@ def _trees(name: str, a: Tree, b: Tree) -> Iterator[str]:
             yield f"{name}/{path}: only in the {'first' if path in left else 'second'} run"
         elif left[path].shape != right[path].shape or left[path].dtype != right[path].dtype:
             yield f"{name}/{path}: shapes or types differ"
-        elif not torch.equal(left[path].nan_to_num(), right[path].nan_to_num()):
+        elif not torch.equal(_bits(left[path]), _bits(right[path])):
             gap = (left[path].double() - right[path].double()).abs().max().item()
             yield f"{name}/{path}: values differ by up to {gap:.3g}"
+
+
+def _bits(leaf: torch.Tensor) -> torch.Tensor:
+    """As bytes: the same NaN is the same, and 0 is not -0."""
+    return leaf.contiguous().reshape(-1).view(torch.uint8)
 
 
 def _untimed(table: pa.Table) -> pa.Table:
@@ -53,9 +58,7 @@ def _untimed(table: pa.Table) -> pa.Table:
 
 
 def _tables(name: str, a: pa.Table, b: pa.Table) -> Iterator[str]:
-    if a.equals(b):
-        return
     for number, (left, right) in enumerate(zip_longest(a.to_pylist(), b.to_pylist())):
-        if left != right:
+        if repr(left) != repr(right):  # a diverged run has NaN in its rows, which equals nothing
             yield f"{name}, row {number}: {left} and {right}"
             return

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Le
 
 from .algorithms import FedAvg
 from .core.algorithm import Recipe, Stage
@@ -63,7 +65,7 @@ class Experiment:
     model: Model = MODELS["cnn"]()
     algorithm: Recipe = FedAvg()
     local: LocalTraining = LocalTraining()
-    rounds: Count = 20
+    rounds: Annotated[Count, Le(999_999)] = 20  # six digits in the names of checkpoints
     weighting: Literal["auto", "samples", "uniform", "batches"] = "auto"  # auto: what the method's paper does
     buffers: Buffers = "average"  # running statistics of BatchNorm: averaged, or kept by each client
     uplink: tuple[Transform, ...] = ()  # what is done to uploads, in order
@@ -72,7 +74,7 @@ class Experiment:
     engine: Literal["auto", "sequential", "workers"] = "auto"
     workers: Number = 0  # processes; 0: one per core
     device: str = "auto"
-    precision: Literal["auto"] | Precision = "auto"
+    precision: Literal["auto", Precision] = "auto"
     memory: Positive = 1.0  # GiB of client memories that each process holds in RAM; the rest is on disk
     checkpoint: Number = 1  # rounds between checkpoints; 0: only after the last round
     picture: bool = True  # draw the run when it is complete
@@ -100,10 +102,7 @@ class Experiment:
         device = self.device
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        elif device.startswith("cuda") and not torch.cuda.is_available():
-            raise BadInput(f"device is {device!r}, but torch sees no GPU here")
-        elif device != "cpu" and not device.startswith("cuda"):
-            raise BadInput(f"device is {device!r}, but it should be auto, cpu, cuda or cuda:N")
+        check_device(device)
         precision = self.precision
         if precision == "auto":
             precision = "fp32" if device == "cpu" else "bf16"
@@ -139,6 +138,14 @@ class Experiment:
             return Network(module, "fp32" if self.precision == "auto" else self.precision, self.buffers)
         except ValueError as error:
             raise BadInput(f"model: {error}") from None
+
+
+def check_device(device: str) -> None:
+    """One sentence about a device that cannot be had here."""
+    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", device):
+        raise BadInput(f"device is {device!r}, but it should be auto, cpu, cuda or cuda:N")
+    if device.startswith("cuda") and int(device.partition(":")[2] or 0) >= (count := torch.cuda.device_count()):
+        raise BadInput(f"device is {device!r}, but torch sees {count or 'no'} GPU here; device=cpu works everywhere")
 
 
 def parts(experiment: Experiment) -> tuple[Network, Federation]:

@@ -22,10 +22,13 @@ _BARS = "▁▂▃▄▅▆▇█"
 class Lines:
     """One line a round."""
 
-    def __init__(self, stream: TextIO = sys.stdout):
-        self.stream = stream
+    folder: Path | None  # of the run, once it has begun
+
+    def __init__(self, stream: TextIO):
+        self.stream, self.folder = stream, None
 
     def begin(self, experiment: Experiment, folder: Path, notes: list[str], round: int, rounds: int) -> None:
+        self.folder = folder
         self._say(headline(experiment, folder, round))
         for note in notes:
             self.note(note)
@@ -49,17 +52,19 @@ class Lines:
 class LivePanel:
     """Round, accuracy, loss, bytes, seconds, time left, and the curve so far."""
 
+    folder: Path | None  # of the run, once it has begun
+
     def __init__(self, console: Console):
-        self.console = console
+        self.console, self.folder = console, None
         self.bar = Progress(
             TextColumn("{task.description}"), BarColumn(bar_width=None), TextColumn("{task.percentage:>3.0f} %")
         )
         self.task = self.bar.add_task("round", total=1)
         self.live = Live(Text("loading"), console=console, refresh_per_second=8)
-        self.title, self.curve, self.start = "fedlens", [], (0, 0.0)
+        self.title, self.curve, self.start = Text("fedlens"), [], (0, 0.0)
 
     def begin(self, experiment: Experiment, folder: Path, notes: list[str], round: int, rounds: int) -> None:
-        self.title = headline(experiment, folder, round)
+        self.folder, self.title = folder, Text(headline(experiment, folder, round))
         self.bar.update(self.task, total=rounds, completed=round, description=f"round {round}/{rounds}")
         self.start = (round, -1.0)
         for note in notes:
@@ -75,13 +80,14 @@ class LivePanel:
         self.live.update(self._shown(progress))
 
     def note(self, text: str) -> None:
-        self.live.console.print(f"[yellow]note[/] {text}")
+        self.live.console.print(Text.assemble(("note ", "yellow"), text))
 
     def __enter__(self) -> LivePanel:
         self.live.start()
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.live.transient = self.folder is None  # nothing to look back at
         self.live.stop()
 
     def _shown(self, progress: simulate.Progress | None) -> Panel:
@@ -145,4 +151,5 @@ def watcher(json: bool) -> LivePanel | Lines:
     if json:
         return Lines(sys.stderr)
     console = Console()
-    return LivePanel(console) if console.is_terminal else Lines()
+    # Not console.is_terminal: FORCE_COLOR would send a panel into a file.
+    return LivePanel(console) if sys.stdout.isatty() and not console.is_dumb_terminal else Lines(sys.stdout)

@@ -17,7 +17,7 @@ from .question import Question, best
 class GradCam:
     """Selvaraju et al., 2017: maps weighed by the mean of their gradient, positive part."""
 
-    layer: str = ""  # name of a module; else the last ReLU whose output is a map, or the last convolution
+    layer: str = ""  # a module; else the last ReLU (or convolution) that tells more than one place apart
     upsample: bool = True  # to the size of the image
 
     def __call__(self, question: Question, x: Tensor, wanted: Tensor | None) -> Tensor:
@@ -97,8 +97,8 @@ def maps_of(question: Question, x: Tensor, layer: str) -> tuple[Tensor, Tensor]:
         return found[0], logits
 
     def last(step: Step, out: Tensor) -> Tensor:
-        wanted = is_relu(step) if "relu" in question.kinds else True
-        if not wanted or out.dim() != 4:
+        is_candidate = step.name in CONVOLUTIONS or is_relu(step)
+        if not is_candidate or out.dim() != 4 or out.shape[2] * out.shape[3] == 1:
             return out
         found.clear()
         return cut(out)
@@ -106,7 +106,7 @@ def maps_of(question: Question, x: Tensor, layer: str) -> tuple[Tensor, Tensor]:
     with Rewriting(question.net, [(RELUS if "relu" in question.kinds else CONVOLUTIONS, last)]):
         logits = question.logits(x)
     if not found:
-        raise BadInput("no ReLU of the network gives a map; name a layer that does, as in layer=features.3")
+        raise BadInput("no layer of the network tells places apart; give larger images, or the name of a layer, as in layer=layer2")
     return found[0], logits
 
 

@@ -12,7 +12,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..core.errors import BadInput, nearest
 from ..core.network import Network
-from .operations import CONVOLUTIONS, GATES, LAYERS, QUESTIONS, SMOOTH, Rewriting, Step, is_relu
+from .operations import CONVOLUTIONS, GATES, LAYERS, QUESTIONS, SMOOTH, Rewriting, Step, has_ceiling, is_relu
 from .question import Question
 from .rules import AlphaBeta, Composite, Epsilon, Flat, Gamma, Linear, fold, keep, stabilised, z_plus
 
@@ -172,9 +172,9 @@ class Relevance(Rewriting):
 
     # ---- everything else ----
     def _other(self, step: Step, inputs: list[Tensor]) -> Any:
-        if is_relu(step) or step.name in PLAIN:
+        if step.name in PLAIN or (is_relu(step) and not has_ceiling(step)):
             return _done(step)
-        if step.name in SMOOTH:
+        if step.name in SMOOTH or is_relu(step):
             return self._pass(inputs[0], _done(step))
         if step.name in GATES:  # Ali et al., 2022: what weighs the values counts as a constant
             return _done(step).detach()

@@ -17,7 +17,7 @@ from ..core.network import Network
 CONVOLUTIONS = frozenset({"conv1d", "conv2d", "conv3d"})
 TRANSPOSED = frozenset({"conv_transpose1d", "conv_transpose2d", "conv_transpose3d"})
 LAYERS = CONVOLUTIONS | TRANSPOSED | {"linear"}
-RELUS = frozenset({"relu", "relu6", "clamp", "clamp_min"})  # clamps count when they cut at zero: see is_relu
+RELUS = frozenset({"relu", "relu6", "hardtanh", "clamp", "clamp_min"})  # those that cut at zero: see is_relu
 SMOOTH = frozenset({"leaky_relu", "prelu", "elu", "celu", "selu", "gelu", "silu", "mish", "tanh", "hardswish"})
 GATES = frozenset({"softmax", "sigmoid", "hardsigmoid"})
 QUESTIONS = frozenset({"dim", "ndimension", "size", "numel", "stride", "is_floating_point", "is_contiguous", "__len__"})
@@ -100,10 +100,16 @@ def operation(func: Callable) -> tuple[str, Callable, bool]:
 
 
 def is_relu(step: Step) -> bool:
-    """Whether this operation is a ReLU: a clamp is one when it cuts below zero and nowhere else."""
-    if step.name in ("clamp", "clamp_min"):
-        return step.argument("min", 1) == 0 and step.argument("max", 2) is None
+    """Whether this operation is a ReLU, with or without a ceiling; nn.ReLU6 arrives as a hard tanh from 0 to 6."""
+    if step.name in ("hardtanh", "clamp", "clamp_min"):
+        low = step.argument("min_val" if step.name == "hardtanh" else "min", 1)
+        return isinstance(low, (int, float)) and low == 0
     return step.name in RELUS
+
+
+def has_ceiling(step: Step) -> bool:
+    """Whether this ReLU is flat above as well."""
+    return step.name in ("relu6", "hardtanh") or (step.name == "clamp" and step.argument("max", 2) is not None)
 
 
 def _differentiated(args: tuple[Any, ...]) -> bool:

@@ -144,7 +144,7 @@ def _probe(net: Network, weights: Tree, x: Tensor, differentiable: bool) -> tupl
         )
     if differentiable and not logits.requires_grad:
         raise BadInput(
-            "the network's output has no gradient (torch.no_grad, detach or rounding inside?); "
+            "the network's output has no gradient (torch.no_grad, detach or argmax inside?); "
             "remove that, or use method=score_cam, which needs none"
         )
     if seen.displaced:  # wrong for code that goes on under the old name, and then values differ

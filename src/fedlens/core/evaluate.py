@@ -13,7 +13,12 @@ from .batches import Shard
 from .network import Network
 from .tree import Tree
 
-CHUNK = 250  # examples a pass: the cores' caches like it, and it bounds memory
+# Examples a pass: a core's caches like few, a GPU wants many.
+CHUNK = {"cpu": 250, "cuda": 2000}
+
+
+def pieces(shard: Shard) -> list[Shard]:
+    return shard.chunks(CHUNK.get(shard.index.device.type, 250))
 
 
 def score(net: Network, weights: Tree, shard: Shard) -> Tree:
@@ -21,12 +26,12 @@ def score(net: Network, weights: Tree, shard: Shard) -> Tree:
     with torch.no_grad():
         logits, y = net(weights, shard.x), shard.y
         loss = F.cross_entropy(logits.double(), y, reduction="sum")
-    return Tree(correct=(logits.argmax(1) == y).sum(), loss=loss, examples=torch.tensor(len(shard)))
+    return Tree(correct=(logits.argmax(1) == y).sum(), loss=loss, examples=torch.tensor(len(shard), device=y.device))
 
 
 def total(scores: Sequence[Tree]) -> Tree:
     """Sums in the given order, so that the bits do not depend on who counted which piece."""
-    return Tree({name: torch.stack([s[name].cpu() for s in scores]).sum() for name in ("correct", "loss", "examples")})
+    return Tree({name: torch.stack([s[name] for s in scores]).sum() for name in ("correct", "loss", "examples")})
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,6 @@ class Evaluate(Errand):
 
     def finish(self, client, local):
         weights = self.base.personal(client, local if client.steps else None)
-        pieces = [score(client.net, weights, piece) for piece in client.test.chunks(CHUNK)]
+        scores = [score(client.net, weights, piece) for piece in pieces(client.test)]
         none = Tree(correct=torch.tensor(0), loss=torch.tensor(0.0).double(), examples=torch.tensor(0))
-        return total(pieces) if pieces else none, Tree()
+        return total(scores) if scores else none, Tree()

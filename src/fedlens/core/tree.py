@@ -147,4 +147,7 @@ def dot(a: Tree, b: Tree) -> Tensor:
 def grad(value: Tensor, tree: Tree) -> Tree:
     """d value / d tree; zero where the value does not depend on a leaf."""
     leaves = tree.leaves()
-    return tree.rebuild(iter(torch.autograd.grad(value, leaves, materialize_grads=True) if leaves else ()))
+    grads = torch.autograd.grad(value, leaves, materialize_grads=True) if leaves else ()
+    # Fused kernels want gradients laid out like the parameters, which autograd does not promise.
+    alike = (g if g.stride() == p.stride() else torch.empty_like(p).copy_(g) for g, p in zip(grads, leaves, strict=True))
+    return tree.rebuild(alike)

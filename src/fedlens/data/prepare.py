@@ -13,7 +13,7 @@ from ..core.rng import fold, uniform
 
 @dataclass(frozen=True)
 class Prepare:
-    """Random crop and flip where a key is given, then normalisation; recordable, nothing is read back from the device."""
+    """Random crop and flip where a key is given, then normalisation; recordable, as nothing is read back."""
 
     mean: tuple[float, ...]  # per channel, of pixels in [0, 1]
     std: tuple[float, ...]

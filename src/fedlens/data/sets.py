@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -105,16 +106,17 @@ class Cifar10(Named):
         packs = tuple(folder / name for name in ("train_0.npz", "train_1.npz", "test.npz"))
         batches = tuple(folder / name for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"))
         if all(file.is_file() for file in packs):
-            return Found(packs, f"folder {folder}", lambda: self._read([_packed(file, "labels") for file in packs]))
+            return Found(packs, f"folder {folder}", lambda: self._read(packs, _packed))
         if all(file.is_file() for file in batches):
-            return Found(batches, f"folder {folder}", lambda: self._read([_batch(file, "labels") for file in batches]))
+            return Found(batches, f"folder {folder}", lambda: self._read(batches, _batch))
         return None
 
-    def _read(self, parts: list[tuple[np.ndarray, np.ndarray]]) -> Decoded:
+    def _read(self, files: tuple[Path, ...], read: Callable[[Path, str], tuple[np.ndarray, np.ndarray]]) -> Decoded:
+        parts = [read(file, "labels") for file in files]
         x, y = (np.concatenate(some) for some in zip(*parts[:-1], strict=True))
         for images, sha256 in zip((x, parts[-1][0]), self.sha256, strict=True):
             if hashlib.sha256(np.ascontiguousarray(images.transpose(0, 2, 3, 1)).data).hexdigest() != sha256:
-                raise BadInput("the files of cifar10 do not hold the published images in their order; fetch them again")
+                raise BadInput(f"{files[0].parent} does not hold the published images of CIFAR-10; fetch it again")
         return Decoded.parts((x, y), parts[-1], self.classes)
 
 

@@ -24,6 +24,7 @@ def equal_sizes(examples: int, count: int) -> np.ndarray:
 
 def cut(shares: np.ndarray, examples: int) -> np.ndarray:
     """Whole numbers that sum to `examples`, each within one of its share: cut at the rounded running sums."""
+    # Rounded down, as elsewhere, a running sum of 0.999... would always leave one example for the last client.
     ends = np.rint(np.cumsum(shares) / shares.sum() * examples).astype(np.int64)
     ends[-1] = examples
     return np.diff(ends, prepend=0)

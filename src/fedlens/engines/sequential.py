@@ -12,7 +12,7 @@ import torch
 from ..core.algorithm import Client, Stage
 from ..core.batches import Federation, Plan, Shard, plan
 from ..core.errors import BadInput, ClientFailed
-from ..core.evaluate import CHUNK, score
+from ..core.evaluate import pieces, score
 from ..core.memories import Memories
 from ..core.network import Network
 from ..core.rng import key
@@ -44,7 +44,7 @@ class Sequential:
         pass
 
     def pieces(self) -> list[Shard]:
-        return Shard(self.federation.data, self.federation.pool).chunks(CHUNK)
+        return pieces(Shard(self.federation.data, self.federation.pool))
 
     def train(self, job: Job, i: int) -> Reply:
         try:
@@ -69,13 +69,16 @@ class Sequential:
             local = algorithm.step(view, local, data.batch(rows[t], batches.weights[t], seed))
         return local
 
-    def open(self, job: Job, i: int) -> tuple[Client, Plan]:
-        """The client's view of this round, and its batches."""
-        stage, mine = job.stage, Shard(self.federation.data, self.federation.train[i])
+    def open(
+        self, job: Job, i: int, net: Network | None = None, federation: Federation | None = None
+    ) -> tuple[Client, Plan]:
+        """The client's view of this round, and its batches; on another device with its network and data there."""
+        federation = federation or self.federation
+        stage, mine = job.stage, Shard(federation.data, federation.train[i])
         seed = key(job.seed, "batches", job.round, i)
         batches = plan(len(mine), stage.size, seed, epochs=stage.epochs, steps=stage.steps)
         client = Client(
-            net=self.net,
+            net=net or self.net,
             received=job.download,
             memory=Tree(),
             shared=job.shared,
@@ -87,7 +90,7 @@ class Sequential:
             round=job.round - job.since,
             key=key(job.seed, "client", job.round, i),
             data=mine,
-            test=Shard(self.federation.data, self.federation.test[i]),
+            test=Shard(federation.data, federation.test[i]),
         )
         return replace(client, memory=self.recall(job, i, client)), batches
 

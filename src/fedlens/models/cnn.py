@@ -42,9 +42,7 @@ class Cnn2(Model):
     """
 
     smallest: ClassVar[int] = 16
-    predictor: Literal["mlp", "linear"] = (
-        "mlp"  # what counts as the head: all that follows the pools, or the last layer
-    )
+    predictor: Literal["mlp", "linear"] = "mlp"  # the head: all that follows the pools, or the last layer
 
     def network(self, classes, channels, size):
         encoder = Parts(

@@ -38,7 +38,7 @@ class Projection(nn.Module):
         if self.kind == "pointwise":
             return self.conv(maps).unflatten(1, (self.copies, channels))
         singles = maps.flatten(0, 1)[:, None] if self.kind == "scalar" else maps
-        return self.conv(singles).view(batch, channels, self.copies, *side).transpose(1, 2)  # copies vary fastest
+        return self.conv(singles).reshape(batch, channels, self.copies, *side).transpose(1, 2)  # copies vary fastest
 
 
 class PseNetwork(nn.Module):
@@ -107,7 +107,7 @@ class PseNetwork(nn.Module):
         """[B, copies, c, h, w] to [B, heads, tokens, width of a token]."""
         rows = projected.flatten(3)
         if self.heads == "groups":  # each head sees its own part of the channels
-            rows = rows.view(len(rows), self.count, -1, rows.shape[-1])
+            rows = rows.reshape(len(rows), self.count, -1, rows.shape[-1])
         return rows if self.tokens == "channel" else rows.transpose(-1, -2)
 
     def _as_maps(self, attended: Tensor, shape: torch.Size) -> Tensor:

@@ -25,9 +25,7 @@ class Vgg11(Model):
 
     norm: Literal["none", "batch", "group"] = "none"
     dropout: Annotated[float, Ge(0), Lt(1)] = 0.5
-    predictor: Literal["mlp", "linear"] = (
-        "mlp"  # what counts as the head: all that follows the encoder, or the last layer
-    )
+    predictor: Literal["mlp", "linear"] = "mlp"  # the head: all that follows the encoder, or the last layer
 
     def network(self, classes, channels, size):
         encoder = Parts()

@@ -1,0 +1,212 @@
+"""What `fedlens data` shows: which data sets there are and where, whether they are sound, and a split as a picture."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..core.errors import BadInput, nearest
+from .cache import cache_folder, checksum
+from .images import DataSource, Images
+from .named import Named
+from .places import data_folders
+from .split import Split, skew
+
+# Okabe and Ito's colours, told apart by all kinds of colour vision.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+DRAWN = 100  # clients at most; more bubbles than that tell nothing
+
+
+def registered() -> tuple[dict[str, type], dict[str, type]]:
+    from . import DATASETS, PARTITIONS  # here, as the package imports this file's neighbours first
+
+    return dict(DATASETS), dict(PARTITIONS)
+
+
+def about(kind: type) -> str:
+    """The first sentence of its docstring."""
+    return (kind.__doc__ or "").strip().splitlines()[0]
+
+
+def options(kind: type) -> str:
+    """Its fields with their defaults, as they are written on the command line."""
+    shown = []
+    for field in fields(kind):
+        default = field.default if field.default is not MISSING else {}
+        shown.append(f"{field.name}={getattr(type(default), 'name', default)}")
+    return " ".join(shown)
+
+
+def list_rows() -> list[dict[str, str]]:
+    """A row for every data set (where it is) and every partition (what it does)."""
+    datasets, partitions = registered()
+    rows = [
+        {"kind": "data", "name": name, **_whereabouts(kind()), "about": about(kind), "options": options(kind)}
+        for name, kind in datasets.items()
+    ]
+    rows += [
+        {"kind": "partition", "name": name, "state": "", "where": "", "about": about(kind), "options": options(kind)}
+        for name, kind in partitions.items()
+    ]
+    return rows
+
+
+def _whereabouts(source: DataSource) -> dict[str, str]:
+    if any(field.name in ("path", "id") for field in fields(source)):
+        key = "data.path" if hasattr(source, "path") else "data.id"
+        return {"state": "yours", "where": f"name it by {key}"}
+    try:
+        found = source.find()
+    except BadInput as problem:
+        return {"state": "missing", "where": str(problem)}
+    return {"state": "here" if found.files else "hub", "where": found.origin}
+
+
+def source_named(name: str) -> DataSource:
+    datasets, _ = registered()
+    if name not in datasets:
+        raise BadInput(f"there is no data set {name!r}; {nearest(name, datasets)}")
+    return datasets[name]()
+
+
+def get(name: str) -> dict[str, Any]:
+    """Fetch and decode a data set; a row that says what was got."""
+    start = time.perf_counter()
+    images = source_named(name).load()
+    return _row(images) | {"seconds": round(time.perf_counter() - start, 2)}
+
+
+def check_rows(names: Iterable[str] = ()) -> list[dict[str, Any]]:
+    """A row for every data folder and every data set that is here, all bytes of its decoded copy read and compared."""
+    rows: list[dict[str, Any]] = [
+        {"name": str(folder), "state": "ok" if folder.is_dir() else "missing", "where": "named in FEDLENS_DATA"}
+        for folder in data_folders()
+    ]
+    rows.append({"name": str(cache_folder()), "state": "ok" if cache_folder().is_dir() else "empty", "where": "cache"})
+    for name in names or [name for name, kind in registered()[0].items() if _is_here(kind)]:
+        try:
+            images = source_named(name).load()
+        except BadInput as problem:
+            rows.append({"name": name, "state": "damaged", "where": str(problem)})
+            continue
+        sound = checksum(images.x.numpy(), images.y.numpy()) == images.checksum
+        rows.append(_row(images) | {"state": "ok" if sound else "damaged"})
+    return rows
+
+
+def _is_here(kind: type[DataSource]) -> bool:
+    return (issubclass(kind, Named) or not fields(kind)) and _whereabouts(kind())["state"] == "here"
+
+
+def _row(images: Images) -> dict[str, Any]:
+    return {
+        "name": images.name,
+        "state": "ok",
+        "where": images.origin,
+        "train": len(images.train),
+        "test": len(images.test),
+        "classes": len(images.classes),
+        "size": "x".join(map(str, images.x.shape[1:])),
+        "users": 0 if images.users is None else int(images.users.max()) + 1,
+        "checksum": images.checksum,
+    }
+
+
+def draw_split(images: Images, split: Split, path: str | Path) -> list[Path]:
+    """The split as PNG and SVG: classes by client as bubbles, a histogram of sizes, and images of some clients."""
+    from matplotlib.figure import Figure
+
+    domains = domain_of_clients(images, split)
+    firsts = np.unique(domains, return_index=True)[1]
+    clients = firsts if len(firsts) > 1 else np.arange(min(len(split), 5))
+    figure = Figure(figsize=(12, 5.3 + 0.95 * len(clients)), layout="constrained")
+    parts: Any = figure.subfigures(2, 1, height_ratios=(4.9, 0.4 + 0.95 * len(clients)), hspace=0.03)
+    bubbles, histogram = parts[0].subplots(1, 2, gridspec_kw={"width_ratios": (3, 1)})
+    y = images.y.numpy()
+    counts = np.stack([np.bincount(y[shard], minlength=len(images.classes)) for shard in split.train])
+    _draw_bubbles(bubbles, counts, domains, images)
+    _draw_sizes(histogram, counts.sum(1))
+    parts[1].suptitle(
+        "images of some clients" if len(firsts) == 1 else "images of a client of each domain", fontsize=11
+    )
+    _draw_samples(parts[1].subplots(len(clients), 14, squeeze=False), clients, domains, images, split)
+    measured = skew(split, images)
+    figure.suptitle(
+        f"{images.name}, {len(split):,} client{'s' * (len(split) > 1)}: {measured.classes:.1f} classes each, "
+        f"label entropy {measured.label_entropy:.2f} bits, distance to the whole {measured.distance:.2f}, "
+        f"Gini of sizes {measured.size_gini:.2f}"
+    )
+    written = [Path(path).with_suffix(ending) for ending in (".png", ".svg")]
+    written[0].parent.mkdir(parents=True, exist_ok=True)
+    for file in written:
+        figure.savefig(file, dpi=130)
+    return written
+
+
+def domain_of_clients(images: Images, split: Split) -> np.ndarray:
+    """The commonest domain of each client's examples; zero where there are none."""
+    if images.domains is None:
+        return np.zeros(len(split), int)
+    domains = images.domains.numpy()
+    return np.array([np.bincount(domains[shard]).argmax() for shard in split.train])
+
+
+def _draw_bubbles(axes: Any, counts: np.ndarray, domains: np.ndarray, images: Images) -> None:
+    clients = np.arange(0, len(counts), -(-len(counts) // DRAWN))
+    column, label = np.nonzero(counts[clients])
+    drawn, largest = counts[clients][column, label], counts[clients].max()
+    # The axes are about 560 x 270 points; the largest bubble fills its cell, but stays large enough to be seen.
+    widest = float(np.clip(min(560 / len(clients), 270 / len(images.classes)), 9, 30))
+    colours = np.array(COLOURS)[domains[clients][column] % len(COLOURS)]
+    axes.scatter(column, label, s=np.maximum(drawn / largest * widest**2, 0.6), c=colours, alpha=0.8, linewidths=0)
+    for share in (1, 0.1):
+        examples = max(1, round(largest * share))
+        axes.scatter([], [], s=share * widest**2, c="0.45", linewidths=0, label=f"{examples:,} examples")
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False, fontsize=9, borderaxespad=0.2)
+    some = "" if len(clients) == len(counts) else f" ({len(clients)} of {len(counts):,} drawn)"
+    axes.set_title("examples per class and client", loc="left")
+    axes.set(xlabel=f"client{some}", xlim=(-0.8, len(clients) - 0.2), ylim=(len(images.classes) - 0.3, -0.7))
+    ticks = np.arange(0, len(clients), -(-len(clients) // 20))
+    axes.set_xticks(ticks, [str(client) for client in clients[ticks]])
+    every = -(-len(images.classes) // 25)
+    shown = range(0, len(images.classes), every)
+    axes.set_yticks(shown, [short(images.classes[number], 18) for number in shown], fontsize=9 if every == 1 else 7)
+    axes.grid(True, color="0.92", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def short(name: str, length: int) -> str:
+    return name if len(name) <= length else f"{name[: length - 1]}…"
+
+
+def _draw_sizes(axes: Any, sizes: np.ndarray) -> None:
+    axes.hist(sizes, bins=np.linspace(0, sizes.max() * 1.2, 25), color=COLOURS[0])
+    axes.axvline(sizes.mean(), color=COLOURS[1], linewidth=1.5)
+    axes.set_title(f"clients by size, mean {sizes.mean():,.0f}", loc="left")
+    axes.set(xlabel="training examples", ylabel="clients", xlim=(0, sizes.max() * 1.2))
+    axes.yaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.get_major_locator().set_params(nbins=4)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_samples(grid: Any, clients: np.ndarray, domains: np.ndarray, images: Images, split: Split) -> None:
+    """A row of images for each of these clients, spread over the classes that it holds."""
+    y = images.y.numpy()
+    for client, row in zip(clients, grid, strict=True):
+        shard = split.train[client]
+        shard = shard[np.argsort(y[shard], kind="stable")]
+        chosen = shard[np.unique(np.linspace(0, len(shard) - 1, min(len(row), len(shard))).astype(int))]
+        for axes in row:
+            axes.set(xticks=[], yticks=[])
+            axes.spines[:].set_visible(False)
+        for axes, index in zip(row, chosen, strict=False):
+            pixels = images.x[int(index)].numpy().transpose(1, 2, 0)
+            axes.imshow(pixels if pixels.shape[2] == 3 else pixels[:, :, 0], cmap="gray", vmin=0, vmax=255)
+            axes.set_xlabel(short(images.classes[y[index]], 14), fontsize=7, labelpad=2)
+        row[0].set_ylabel(f"client {client}", fontsize=9, color=COLOURS[domains[client] % len(COLOURS)])
