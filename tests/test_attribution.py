@@ -109,7 +109,7 @@ LABELS = torch.arange(64) % 4
 GRADIENT_METHODS = [m for m in METHODS if m != "score_cam"]
 
 
-# ---- what is computed -----------------------------------------------------------------------------------------------
+# ---- what is computed ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -208,6 +208,51 @@ def test_smoothgrad_is_the_mean_over_its_draws():
     assert abs(float(draws.mean())) < 0.03 and abs(float(draws.std()) - 1) < 0.03
 
 
+def slow_cam(net: Network, weights: Tree, image: Tensor, y: int, method: str) -> Tensor:
+    """Of the last block's maps, one channel at a time."""
+    kept: list[Tensor] = []
+    handle = net.module.second.register_forward_hook(lambda part, args, out: kept.append(out))
+    try:
+        logit = net(weights, image[None].clone().requires_grad_())[0, y]
+    finally:
+        handle.remove()
+    maps = kept[0]
+    g, a = torch.autograd.grad(logit, maps)[0][0], maps.detach()[0]
+    cam = torch.zeros_like(a[0])
+    if method == "grad_cam_pp":
+        for k in range(len(a)):
+            weight = 0.0
+            for i in range(a.shape[1]):
+                for j in range(a.shape[2]):
+                    below = 2 * float(g[k, i, j]) ** 2 + float((a[k] * g[k] ** 3).sum())
+                    alpha = float(g[k, i, j]) ** 2 / below if below else 0.0
+                    weight += alpha * max(float(g[k, i, j]), 0)
+            cam += weight * a[k]
+        return cam.clamp(min=0)
+    empty = net(weights, torch.zeros_like(image)[None])[0, y]
+    scores = []
+    for k in range(len(a)):
+        large = F.interpolate(a[k][None, None], image.shape[1:], mode="bilinear", align_corners=False)[0, 0]
+        span = a[k].max() - a[k].min()
+        mask = (large - a[k].min()) / span if span > 0 else torch.zeros_like(large)
+        scores.append(net(weights, (image * mask)[None])[0, y] - empty)
+    for k, share in enumerate(torch.stack(scores).softmax(0)):
+        cam += share * a[k]
+    return cam.clamp(min=0)
+
+
+@pytest.mark.parametrize("method", ["grad_cam_pp", "score_cam"])
+def test_cams_that_no_oracle_has(method):
+    net, weights = residual()
+    x, y = images(3), LABELS[:3]
+    found = attribute(method, net, weights, x, y, upsample=False, chunk=5)
+    for i in range(3):
+        with torch.enable_grad():
+            expected = slow_cam(net, weights, x[i], int(y[i]), method).detach()
+        torch.testing.assert_close(found[i], expected, rtol=1e-9, atol=1e-12)
+        assert expected.any()
+
+
 def test_randomised_weights_change_the_maps():
     net, weights = residual()
     x, y = images(4), LABELS[:4]
@@ -219,7 +264,7 @@ def test_randomised_weights_change_the_maps():
         assert float(alike.abs().mean()) < 0.9, method
 
 
-# ---- any module ----------------------------------------------------------------------------------------------------
+# ---- any module ------------------------------------------------------------------------------------------------------
 
 FORMS = ["F.relu", "torch.relu", "method", "relu_", "clamp", "F in place", "reused", "reused in place"]
 
@@ -298,7 +343,7 @@ def test_lrp_works_with_group_norm(name):
     assert maps.isfinite().all() and float(maps.flatten(1).std(1).min()) > 0
 
 
-# ---- nothing left behind -------------------------------------------------------------------------------------------
+# ---- nothing left behind ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["", "even when it fails"])
@@ -357,7 +402,7 @@ def test_half_precision_networks_are_asked_in_full():
         torch.testing.assert_close(a, b)
 
 
-# ---- memory --------------------------------------------------------------------------------------------------------
+# ---- memory ----------------------------------------------------------------------------------------------------------
 
 
 def test_images_at_a_time_follow_from_their_size():
@@ -405,7 +450,7 @@ print(peak - 2 * x.nbytes / 2**20)
     assert many - few < 40, (few, many)
 
 
-# ---- bad input -----------------------------------------------------------------------------------------------------
+# ---- bad input -------------------------------------------------------------------------------------------------------
 
 
 class Deaf(nn.Module):
@@ -431,7 +476,10 @@ class Odd(nn.Module):
         self.head = nn.Linear(4, 4)
 
     def features(self, x):
-        return self.strange(self.conv(x)).mean((2, 3))
+        z = self.conv(x)
+        if isinstance(self.strange, nn.MultiheadAttention):
+            return self.strange(z[:, 0], z[:, 1], z[:, 2])[0].mean(1)[:, :4]
+        return self.strange(z).mean((2, 3))
 
 
 class Squared(nn.Module):
@@ -449,6 +497,21 @@ class Quotient(nn.Module):
         return x / x.norm(dim=1, keepdim=True)
 
 
+class _Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        return 2 * gradients[0]
+
+
+class Hidden(nn.Module):
+    def forward(self, x):
+        return _Twice.apply(x)
+
+
 class Normalised(nn.Module):
     def forward(self, x):
         return F.normalize(x)
@@ -463,6 +526,7 @@ class Normalised(nn.Module):
         (Product(), "matmul of two things"),
         (Quotient(), "norm"),
         (Normalised(), "normalize"),
+        (nn.MultiheadAttention(10, 1), "multi_head_attention_forward"),
         (nn.Sequential(nn.ReLU(), nn.Softplus()), "softplus"),
     ],
 )
@@ -526,6 +590,14 @@ def test_models_that_cannot_be_asked_are_refused():
         attribute("guided_backprop", leaky, leaky.initial_weights(), x, y)
     with pytest.raises(BadInput, match="strange keeps no running statistics"):
         attribute("gradient", loose, loose.initial_weights(), x, y)
+    hidden = Network(Odd(Hidden()))
+    with pytest.raises(BadInput, match=r"LRP has no rule for its input, which something unseen made"):
+        attribute("lrp", hidden, hidden.initial_weights(), x, y)
+    compiled = Odd(nn.Identity())
+    compiled.strange = torch.jit.script(nn.ReLU())
+    compiled = Network(compiled)
+    with pytest.raises(BadInput, match="strange is TorchScript"):
+        attribute("guided_backprop", compiled, compiled.initial_weights(), x, y)
     with pytest.raises(BadInput, match="tap=relu needs a ReLU"):
         layer_saliency(linear, linear.initial_weights(), x, y, tap="relu", guided=False)
 

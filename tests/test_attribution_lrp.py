@@ -45,7 +45,15 @@ def z_plus_rule(a: Tensor, w: Tensor, b: Tensor, relevance: Tensor) -> Tensor:
 
 
 def gamma_rule(a: Tensor, w: Tensor, b: Tensor, relevance: Tensor, gamma=0.25) -> Tensor:
-    return epsilon_rule(a, w + gamma * w.clamp(min=0), b + gamma * b.clamp(min=0), relevance)
+    """Textbook where the output is positive; where it is negative, negative contributions grow instead."""
+    z, contribution = a @ w + b, a[:, None] * w
+    result = torch.zeros_like(a)
+    for k in range(len(z)):
+        grown = (lambda t: t.clamp(min=0)) if z[k] >= 0 else (lambda t: t.clamp(max=0))
+        c = contribution[:, k] + gamma * grown(contribution[:, k])
+        below = c.sum() + b[k] + gamma * grown(b[k])
+        result += c * relevance[k] / (below + (EPSILON if below >= 0 else -EPSILON))
+    return result
 
 
 def flat_rule(a: Tensor, w: Tensor, b: Tensor, relevance: Tensor, field: Tensor) -> Tensor:
@@ -129,6 +137,7 @@ class Textbook:
 
 COMPOSITES = {
     "epsilon_plus_flat": ("flat", "z_plus", "epsilon"),
+    "epsilon_plus": ("z_plus", "z_plus", "epsilon"),
     **{rule: (rule, rule, rule) for rule in RULES},
 }
 
@@ -386,6 +395,30 @@ def test_layer_norm_is_one_group():
             net = Network(Norm(norm), precision="fp64")
         maps.append(attribute("lrp", net, net.initial_weights(), images(2, side=3, channels=4), 1, target="given"))
     torch.testing.assert_close(*maps)
+
+
+def test_what_is_joined_to_positive_maps_may_be_negative():
+    """z-plus takes a short cut where inputs cannot be negative; a constant beside them must end it."""
+
+    class Joined(nn.Module):
+        def __init__(self, short_cut: bool):
+            super().__init__()
+            self.a, self.b, self.head = nn.Conv2d(3, 4, 3), nn.Conv2d(5, 4, 3), nn.Linear(4, 4)
+            self.plane, self.short_cut = nn.Parameter(torch.full((1, 1, 10, 10), -1.0)), short_cut
+
+        def features(self, x):
+            z = torch.relu(self.a(x))
+            z = torch.cat([z, self.plane.expand(len(x), -1, -1, -1)], 1)
+            if not self.short_cut:
+                z = z + 0 * self.plane  # an addition of unknown sign
+            return torch.relu(self.b(z)).mean((2, 3))
+
+    maps = []
+    for short_cut in (True, False):
+        with seeded(0):
+            net = Network(Joined(short_cut), precision="fp64")
+        maps.append(attribute("lrp", net, net.initial_weights(), images(2), LABELS[:2]))
+    torch.testing.assert_close(*maps, rtol=1e-12, atol=1e-15)
 
 
 def test_attention_weights_count_as_constants():

@@ -146,7 +146,7 @@ ROUNDS = 12
         (Cosine(floor=0.2), lambda t: 0.2 + 0.4 * (1 + math.cos(math.pi * t / 11))),
         (Staircase(every=5, factor=0.1), lambda t: 1.0 if t < 5 else 0.1 if t < 10 else 0.01),
     ],
-    ids=str,
+    ids=lambda case: str(case) if isinstance(case, Schedule) else "",
 )
 def test_schedules_follow_their_closed_form(schedule, closed_form):
     factors = [schedule(t, ROUNDS) for t in range(ROUNDS)]

@@ -468,7 +468,7 @@ def test_fine_tuning_sends_nothing_through_the_uplink():
 @every
 @pytest.mark.parametrize("recipe", [Local(), FineTuned(Local())], ids=["local", "local+ft"])
 def test_a_method_without_update_has_no_uplink(recipe, transform):
-    with pytest.raises(BadInput, match="uplink.* delta"):
+    with pytest.raises(BadInput, match=r"uplink.* delta"):
         World(uplink=(transform,)).run(recipe)
 
 

@@ -84,13 +84,15 @@ def describe(
         return
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 200)  # a file has room for long names
     console.print(
-        f"[bold]{algorithm}[/]: {' '.join((type(experiment.algorithm).__doc__ or '').split())}", highlight=False
+        Text.assemble((algorithm, "bold"), ": ", " ".join((type(experiment.algorithm).__doc__ or "").split()))
     )
-    console.print(", ".join(f"{k}={v}" for k, v in settings(experiment.algorithm)) or "no settings", highlight=False)
+    console.print(Text(", ".join(f"{k}={v}" for k, v in settings(experiment.algorithm)) or "no settings"))
     table = Table("stage", "where", "leaf", "shape", "type", "bytes")
+    table.columns[2].overflow = "fold"
     table.columns[-1].justify = "right"
     for leaf in leaves:
         shape = " x ".join(map(str, leaf.shape))

@@ -12,7 +12,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -70,9 +70,7 @@ def read(file: str | Path | None = None, words: Sequence[str] = ()) -> Experimen
     """The experiment of a YAML file with `key=value` words laid over it; words win over the file, it over defaults."""
     raw: dict[str, Any] = {}
     for pairs in (_from_file(Path(file)) if file else [], [_word(word) for word in words]):
-        # Short keys first: `algorithm.mu=1 algorithm=fedprox` means the same in any order.
-        for key, value in sorted(pairs, key=lambda pair: pair[0].count(".")):
-            _put(raw, key, value)
+        _lay(raw, pairs)
     return resolve(Experiment, raw)
 
 
@@ -90,7 +88,7 @@ def plain(value: Any) -> Any:
 
 
 def to_yaml(experiment: Experiment) -> str:
-    return yaml.safe_dump(plain(experiment), sort_keys=False)
+    return yaml.dump(plain(experiment), Dumper=_QuotedYaml, sort_keys=False)
 
 
 # ---- reading ----
@@ -106,15 +104,21 @@ class _Yaml(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-for _tag, _pattern, _first in (
-    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
-    ("null", r"~|null|Null|NULL|", ("~", "n", "N", "")),
-    ("int", r"[-+]?(0|[1-9][0-9]*)", "-+0123456789"),
-    ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", "-+.0123456789"),
-    ("float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", "-+."),
-    ("merge", r"<<", "<"),
+class _QuotedYaml(yaml.SafeDumper):
+    """Quotes text that either version of YAML would take for something else."""
+
+
+_FLOAT = r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?"
+for _loader, _tag, _pattern, _first in (
+    (_Yaml, "bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    (_Yaml, "null", r"~|null|Null|NULL|", ("~", "n", "N", "")),
+    (_Yaml, "int", r"[-+]?(0|[1-9][0-9]*)", "-+0123456789"),
+    (_Yaml, "float", _FLOAT, "-+.0123456789"),
+    (_Yaml, "float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", "-+."),
+    (_Yaml, "merge", r"<<", "<"),
+    (_QuotedYaml, "float", _FLOAT, "-+.0123456789"),
 ):
-    _Yaml.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), list(_first))
+    _loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), list(_first))
 
 
 def _from_file(path: Path) -> list[tuple[str, Any]]:
@@ -178,6 +182,13 @@ def _meant_as(key: str, value: Any) -> Any:
     return float(value) if key in RATIOS and type(value) is int else value
 
 
+def _lay(raw: dict[str, Any], pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Lay settings over others. Short keys first: `algorithm.mu=1 algorithm=fedprox` means the same in any order."""
+    for key, value in sorted(((str(key), value) for key, value in pairs), key=lambda pair: pair[0].count(".")):
+        _put(raw, key, value)
+    return raw
+
+
 def _put(raw: dict[str, Any], key: str, value: Any) -> None:
     """Set a dotted key. A part named by a word, or a list of parts, becomes a dictionary when a field of it is set."""
     *parents, last = key.split(".")
@@ -220,7 +231,7 @@ def _part(kind: type, value: Any, path: str, default: Any = None, listed: bool =
         raise BadInput(f"{path} has no name, only {', '.join(map(str, fields))}; {nearest('', REGISTRIES[kind])}")
     name, implied = _shorthand(kind, _name(type(default)) if name is None else name)
     cls = _class(kind, name, path)
-    return _dataclass(cls, {**implied, **fields}, f"{path}.{name}" if listed else path, str(name))
+    return _dataclass(cls, _lay(implied, fields.items()), f"{path}.{name}" if listed else path, str(name))
 
 
 def _parts(kind: type, value: Any, path: str) -> tuple:
@@ -362,7 +373,7 @@ def _scalar(kind: Any, value: Any, path: str) -> Any:
         return _adapter(kind).validate_python(value)
     except ValidationError as error:
         what = error.errors()[0]["msg"].replace("Input should", "it should").replace("Value error, ", "")
-        what = re.sub(", (unable to parse|got a number with) .*", "", what)
+        what = re.sub(", (unable to|got a number with) .*", "", what).replace("a valid boolean", "true or false")
         raise BadInput(f"{path} is {value!r}, but {what[0].lower()}{what[1:]}") from None
 
 

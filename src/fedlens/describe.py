@@ -21,7 +21,7 @@ from .experiment import Experiment
 @dataclass(frozen=True)
 class Leaf:
     stage: str  # which algorithm of the recipe
-    where: str  # down, up, memory, state
+    where: str  # down, shared (once for each client), up, memory, state
     name: str
     shape: tuple[int, ...]
     dtype: str
@@ -48,10 +48,10 @@ def describe(experiment: Experiment, classes: int, channels: int, size: int) -> 
         replies = engine.run(job, [0, 1])
         name = type(stage.algorithm).__name__
         memory = Tree({k: v for k, v in engine.memories.get(0).items() if k != "seen"})
-        trees = {"down": job.download, "up": replies[0].upload, "memory": memory, "state": server.state}
-        for where, tree in trees.items():
+        trees = {"down": job.download, "shared": job.shared, "up": replies[0].upload, "memory": memory}
+        for where, tree in (trees | {"state": server.state}).items():
             leaves += [Leaf(name, where, path, tuple(t.shape), str(t.dtype)[6:], t.nbytes) for path, t in tree.paths()]
-            if where in ("down", "up"):
+            if where in ("down", "up") or (where == "shared" and tree):
                 leaves.append(Leaf(name, where, "(header)", (), "", len(header(tree))))
         uploads = [reply.upload for reply in replies]
         for transform in reversed(stage.uplink):
@@ -65,7 +65,7 @@ def traffic(leaves: list[Leaf]) -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = {}
     for leaf in leaves:
         row = found.setdefault(leaf.stage, {"down": 0, "up": 0, "memory": 0, "state": 0})
-        row[leaf.where] += leaf.bytes
+        row[leaf.where] = row.get(leaf.where, 0) + leaf.bytes
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import re
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
@@ -71,8 +72,9 @@ class Experiment:
     uplink: tuple[Transform, ...] = ()  # what is done to uploads, in order
     augment: Literal["none", "flip", "crop_flip"] = "none"
     evaluate: Evaluation = Evaluation()
-    engine: Literal["auto", "sequential", "workers"] = "auto"
+    engine: Literal["auto", "sequential", "workers", "lanes"] = "auto"
     workers: Number = 0  # processes; 0: one per core
+    lanes: Number = 0  # clients side by side on a GPU; 0: as many as fit
     device: str = "auto"
     precision: Literal["auto", Precision] = "auto"
     memory: Positive = 1.0  # GiB of client memories that each process holds in RAM; the rest is on disk
@@ -113,11 +115,25 @@ class Experiment:
         workers = self.workers or min(cores, largest)
         engine = self.engine
         if engine == "auto":
-            engine = "workers" if device == "cpu" and os.name == "posix" and min(workers, largest) > 1 else "sequential"
+            several = os.name == "posix" and min(workers, largest) > 1 and self.importable
+            engine = "lanes" if device != "cpu" else "workers" if several else "sequential"
         if engine == "workers" and device != "cpu":
-            raise BadInput("engine=workers runs on the CPU; on a GPU use engine=sequential")
+            raise BadInput("engine=workers runs on the CPU; on a GPU use engine=lanes")
+        if engine == "workers" and not self.importable:
+            raise BadInput(
+                "engine=workers needs classes that other processes can import: move those of your script or notebook "
+                "to a module beside it, or use engine=sequential"
+            )
         workers = workers if engine == "workers" else 1
         return replace(self, engine=engine, workers=workers, device=device, precision=precision)
+
+    @property
+    def importable(self) -> bool:
+        """Whether another process can import all parts; what a script or a notebook itself defines, it cannot."""
+        try:
+            return b"__main__" not in pickle.dumps(self)
+        except (AttributeError, TypeError, pickle.PicklingError):
+            return False
 
     def timetable(self) -> list[tuple[Stage, int, int]]:
         return timetable(self.algorithm, self.plan)

@@ -168,7 +168,11 @@ def _free_name(experiment: Experiment) -> Path:
 
 def passport(experiment: Experiment, config: dict[str, Any], images: Images, split: Split) -> dict[str, Any]:
     """Who this run is: enough to defend a number, or to find out why two differ."""
-    science = {k: v for k, v in config.items() if k not in ("out", "engine", "workers", "memory", "checkpoint", "picture")}
+    science = {
+        k: v
+        for k, v in config.items()
+        if k not in ("out", "engine", "workers", "lanes", "memory", "checkpoint", "picture")
+    }
     return {
         "config_hash": _digest(json.dumps(science, sort_keys=True).encode()),
         "split_hash": split.hash,

@@ -24,6 +24,7 @@ from .core.rng import key
 from .core.run import Engine, Job, Reply
 from .core.run import run as run_rounds
 from .core.tree import Tree
+from .engines.lanes import Lanes
 from .engines.sequential import Sequential
 from .engines.worker import Storage
 from .engines.workers import Workers
@@ -130,7 +131,7 @@ def _carry_on(
         folder.write_json("label_counts.json", label_counts(federation, len(images.classes)))
     folder.memories.mkdir(exist_ok=True)
     prune(folder.memories, before=0, after=start.round)
-    with threads(1):
+    with threads(1), matmuls(experiment.precision):
         net = experiment.network(images).to(experiment.device)
         federation = federation.to(experiment.device)
         engine = _engine(experiment, net, federation, folder, start.round)
@@ -168,7 +169,15 @@ def _engine(experiment: Experiment, net, federation, folder: RunFolder, round: i
     if experiment.engine == "workers":
         sizes = [len(federation.train[i]) for i in range(len(federation.train))]
         return Workers(partial(parts, experiment), sizes, experiment.workers, Storage(folder.memories, limit, round))
-    return Sequential(net, federation, memories=Memories(folder.memories, limit, round))
+    memories = Memories(folder.memories, limit, round)
+    if experiment.engine == "lanes":
+        return Lanes(net, federation, lanes=experiment.lanes, devices=_devices(experiment.device), memories=memories)
+    return Sequential(net, federation, memories=memories)
+
+
+def _devices(device: str) -> list[str] | None:
+    """All visible GPUs, unless one was named."""
+    return [f"cuda:{n}" for n in range(torch.cuda.device_count())] if device == "cuda" else None
 
 
 def _same_origin(before: dict[str, Any], now: dict[str, Any]) -> None:
@@ -190,6 +199,19 @@ def threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def matmuls(precision: str) -> Iterator[None]:
+    """tf32 is a switch of the process; kernels for bf16 are chosen by trying them out."""
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark
+    reduced = precision in ("tf32", "bf16")
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = reduced
+    torch.backends.cudnn.benchmark = reduced
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = before
 
 
 class Recorder:

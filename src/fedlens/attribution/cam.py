@@ -106,7 +106,9 @@ def maps_of(question: Question, x: Tensor, layer: str) -> tuple[Tensor, Tensor]:
     with Rewriting(question.net, [(RELUS if "relu" in question.kinds else CONVOLUTIONS, last)]):
         logits = question.logits(x)
     if not found:
-        raise BadInput("no layer of the network tells places apart; give larger images, or the name of a layer, as in layer=layer2")
+        raise BadInput(
+            "no layer of the network tells places apart; give larger images, or the name of a layer, as in layer=layer2"
+        )
     return found[0], logits
 
 

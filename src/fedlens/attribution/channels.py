@@ -110,7 +110,8 @@ class ChannelTaps(Rewriting):
     """Within the block, every convolution that runs is tapped; `gradients(score)` reads the taps by layer name.
 
     For the channels of PSE: the score may be anything computed from what was seen, with other networks in between.
-    tap=relu is the ReLU after the convolution, before pooling. Nothing is read back to the host.
+    tap=relu is the ReLU after the convolution, before pooling; where branches are added first, it is the ReLU of each.
+    Nothing is read back to the host.
     """
 
     def __init__(self, net: Network, weights: Tree, *, tap: Place = "relu", cam: Cam = "gradcam"):
@@ -120,8 +121,9 @@ class ChannelTaps(Rewriting):
         self.tap, self.cam = tap, cam
         self.leaves: dict[str, Tensor] = {}
         self.places: dict[str, int] = {}  # positions in a channel of one image
+        self._weights = weights  # kept, so that no other tensor gets the identity of one of them
         self._names = {id(value): name.removesuffix(".weight") for name, value in weights.params.items()}
-        self._last = "", torch.Size()
+        self._open: list[tuple[str, torch.Size]] = []  # convolutions that no ReLU has followed yet
 
     def gradients(self, score: Tensor, examples: Tensor | int = 1, reduce: Reduce = "sum") -> Tree:
         """{layer: [channels]}, summed over images and positions; reduce=mean divides by `examples` and positions."""
@@ -135,24 +137,24 @@ class ChannelTaps(Rewriting):
 
     def _convolution(self, step: Step, out: Tensor) -> Tensor:
         name = self._names.get(id(step.argument("weight", 1))) or step.where
-        self._last = name, out.shape
-        return self._tapped(name, out) if self.tap == "conv" else out
+        if self.tap == "conv":
+            return self._tapped([name], out)
+        self._open.append((name, out.shape))
+        return out
 
     def _relu(self, step: Step, out: Tensor) -> Tensor:
-        name, shape = self._last
-        if self.tap == "conv" or not is_relu(step) or not name or out.shape != shape:
+        if not self._open or not is_relu(step):
             return out
-        self._last = "", torch.Size()
-        return self._tapped(name, out)
+        names, self._open = [name for name, shape in self._open if shape == out.shape], []
+        return self._tapped(names, out) if names else out
 
-    def _tapped(self, name: str, out: Tensor) -> Tensor:
-        if name in self.leaves:
-            raise BadInput(
-                f"{name} runs twice in one pass, and its channels cannot be told apart; give each use its own"
-            )
-        self.leaves[name] = out.new_zeros(out.shape[1], requires_grad=True)
-        self.places[name] = out[0, 0].numel()
-        return tapped(out, self.leaves[name], _summed if self.cam == "gradcam" else _plus_plus)
+    def _tapped(self, names: list[str], out: Tensor) -> Tensor:
+        leaf = out.new_zeros(out.shape[1], requires_grad=True)
+        for name in names:
+            if name in self.leaves:
+                raise BadInput(f"{name} runs twice in one pass and its channels mix; give each use a layer of its own")
+            self.leaves[name], self.places[name] = leaf, out[0, 0].numel()
+        return tapped(out, leaf, _summed if self.cam == "gradcam" else _plus_plus)
 
 
 def channel_gradients(

@@ -17,6 +17,8 @@ from .masks import normalised
 from .question import Score, Target
 
 USUAL = ("gradient", "integrated_gradients", "smoothgrad", "guided_backprop", "lrp", "grad_cam")
+# The flat rule spreads relevance over the first layer's window: right for masks, hard to read on small images.
+READABLE: dict[str, dict[str, Any]] = {"lrp": {"composite": "epsilon_plus"}}
 CELL = 1.1  # inches a side
 
 
@@ -37,13 +39,13 @@ def explain(
     """Maps of each image by each method, drawn as a grid of images x methods and returned.
 
     `weights` by name (clients, rounds) give one column for each of them and method. `pictures` are the images as people
-    see them, 0 to 1; without them the network's input is stretched to that. `options` are by method.
+    see them, 0 to 1; without them the network's input is stretched to that. `options` are by method, over READABLE.
     """
     models = {"": weights} if isinstance(weights, Tree) else dict(weights)
     maps: dict[str, Tensor] = {}
     for method in methods:
         for name, model in models.items():
-            own = dict((options or {}).get(method, {}))
+            own = {**READABLE.get(method, {}), **(options or {}).get(method, {})}
             column = f"{name}\n{readable(method)}" if name else readable(method)
             maps[column] = attribute(method, net, model, x, y, target=target, score=score, **own)
     draw_grid(normalised(x) if pictures is None else pictures, maps, path, titles)
@@ -103,7 +105,7 @@ def as_picture(images: Tensor):
 def coloured(maps: Tensor, share: float = 0.995):
     """[n, h, w, 3]: each map by its own largest values, the `share` quantile: one pixel must not hide the rest.
 
-    Red for and blue against on white where a map has both signs, else black to red to yellow.
+    Red for and blue against on white if any of them has both signs, else black to red to yellow.
     """
     flat = maps.detach().cpu().float()
     flat = flat.sum(1) if flat.dim() == 4 else flat
@@ -112,8 +114,7 @@ def coloured(maps: Tensor, share: float = 0.995):
     up, down = value.clamp(min=0), (-value).clamp(min=0)
     signed = torch.stack([1 - down, 1 - up - down, 1 - up], -1).clamp(0, 1)
     heat = torch.stack([2 * up, 2 * up - 0.8, 4 * up - 3.2], -1).clamp(0, 1)
-    both = (flat.flatten(1).amin(1) < 0).view(-1, 1, 1, 1)
-    return torch.where(both, signed, heat).numpy()
+    return (signed if bool((value < -0.05).any()) else heat).numpy()
 
 
 def overlay(images: Tensor, maps: Tensor, strength: float = 0.6) -> Tensor:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -14,7 +15,7 @@ from ..core.errors import BadInput, nearest
 from ..core.network import Network
 from .operations import CONVOLUTIONS, GATES, LAYERS, QUESTIONS, SMOOTH, Rewriting, Step, has_ceiling, is_relu
 from .question import Question
-from .rules import AlphaBeta, Composite, Epsilon, Flat, Gamma, Linear, fold, keep, stabilised, z_plus
+from .rules import AlphaBeta, Composite, Epsilon, Flat, Gamma, Linear, fold, redistributed, stabilised, z_plus
 
 # Their own gradient shares relevance out in proportion to what came in: sums, and what only moves or picks values.
 SUMS = frozenset(
@@ -35,7 +36,7 @@ PLAIN = SUMS | PICKS | MOVES | {"pad"}
 PRODUCTS = frozenset({"mul", "matmul", "bmm", "einsum", "div"})
 NONNEGATIVE_STAYS = (PICKS | MOVES | {"sum", "mean", "avg_pool2d", "adaptive_avg_pool2d"}) - {"masked_fill"}
 
-Named = Literal["epsilon_plus_flat", "epsilon", "gamma", "alpha_beta", "z_plus"]
+Named = Literal["epsilon_plus_flat", "epsilon_plus", "epsilon", "gamma", "alpha_beta", "z_plus"]
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,9 @@ class Lrp:
             raise BadInput(
                 f"epsilon={self.epsilon} does not keep LRP from dividing by zero; give a small number above 0"
             )
-        if self.composite == "epsilon_plus_flat":
-            return Composite(Flat(), z_plus(self.epsilon), Epsilon(self.epsilon))
+        if self.composite in ("epsilon_plus_flat", "epsilon_plus"):
+            first = Flat() if self.composite.endswith("flat") else z_plus(self.epsilon)
+            return Composite(first, z_plus(self.epsilon), Epsilon(self.epsilon))
         rules = {
             "epsilon": lambda: Epsilon(self.epsilon),
             "gamma": lambda: Gamma(self.gamma, self.epsilon),
@@ -89,7 +91,7 @@ class _Waiting(NamedTuple):
     """A layer whose output has not been used yet: a BatchNorm may follow and be folded in."""
 
     kind: str
-    layer: Linear
+    layer: Callable[[], Linear]
     x: Tensor
 
 
@@ -100,6 +102,8 @@ class Relevance(Rewriting):
     gradient of a tensor of ones in place of the image.
     """
 
+    sees_all = True
+
     def __init__(self, net: Network, composite: Composite, x: Tensor, epsilon: float):
         super().__init__(net)
         self.composite, self.epsilon = composite, epsilon
@@ -108,10 +112,20 @@ class Relevance(Rewriting):
         # What is known about tensors, for as long as the network holds on to them.
         self.waiting, self.settled = WeakTensorKeyDictionary(), WeakTensorKeyDictionary()
         self.nonnegative, self.weighing = WeakTensorKeyDictionary(), WeakTensorKeyDictionary()
-        self.pixels = WeakTensorKeyDictionary()  # the image, and what was made of it pixel by pixel
-        self.pixels[x] = True
+        self.seen, self.pixels = WeakTensorKeyDictionary(), WeakTensorKeyDictionary()
+        self.seen[x] = self.pixels[x] = True  # pixels: the image, and what was made of it pixel by pixel
 
     def perform(self, step: Step) -> Any:
+        for t in _tensors(step):
+            if t.requires_grad and t not in self.seen:
+                raise _refusal(step, "its input, which something unseen made: TorchScript or an autograd.Function")
+        out = self._perform(step)
+        for part in out if isinstance(out, (tuple, list)) else [out]:
+            if isinstance(part, Tensor):
+                self.seen[part] = True
+        return out
+
+    def _perform(self, step: Step) -> Any:
         if step.name in QUESTIONS or (step.name == "__get__" and not isinstance(_done(step), Tensor)):
             return _done(step)
         if step.name == "batch_norm":
@@ -136,17 +150,20 @@ class Relevance(Rewriting):
         if weight.requires_grad:
             raise _refusal(step, f"{step.name} whose weights depend on the image")
         options = {k: v for k, v in step.options.items() if k not in ("input", "weight", "bias")}
-        out = _done(step)
-        self.waiting[out] = _Waiting(step.name, Linear(step.call, weight, bias, step.args[3:], options), x)
+        out, linear = _done(step), Linear(step.call, weight, bias, step.args[3:], options)
+        self.waiting[out] = _Waiting(step.name, lambda: linear, x)
         return out
 
     def _batch_norm(self, step: Step) -> Tensor:
+        if step.call is not F.batch_norm:
+            raise _refusal(step, "torch.batch_norm (F.batch_norm has one)")
         x, mean, var, gamma, beta, eps = (step.argument(n, i) for n, i in _BATCH_NORM.items())
         at = self.waiting.get(x)
         if at is None or at.kind not in CONVOLUTIONS | {"linear"}:
             x = self._settle(x)
             return self._pass(x, step.call(x, *step.args[1:], **step.options))
-        return self._ruled(at._replace(layer=fold(at.layer, mean, var, gamma, beta, eps)), _done(step))
+        folded = at._replace(layer=lambda: fold(at.layer(), mean, var, gamma, beta, eps))
+        return self._ruled(folded, _done(step))
 
     def _settle(self, value: Any) -> Any:
         """The same arguments with the rules on: something other than a BatchNorm wants them."""
@@ -167,8 +184,9 @@ class Relevance(Rewriting):
             return rule(at.layer, at.x, out, at.x in self.nonnegative)
         carrier = torch.ones_like(at.x, requires_grad=True)
         self.carriers.append(carrier)
-        count = at.layer(carrier, torch.ones_like(at.layer.weight))
-        return keep(out, count * (out / count).detach())
+        layer = at.layer()
+        count = layer(carrier, torch.ones_like(layer.weight))
+        return redistributed(out, (count, out / count))
 
     # ---- everything else ----
     def _other(self, step: Step, inputs: list[Tensor]) -> Any:
@@ -216,15 +234,16 @@ class Relevance(Rewriting):
         y = ((rows - rows.mean(-1, keepdim=True)) / spread).view_as(x)
         if weight is not None:
             y = y * (weight if layer_wise else weight.view(-1, *[1] * (x.dim() - 2)))
-        return keep(out, y * (out / stabilised(out, self.epsilon)).detach())
+        return redistributed(out, (y, out / stabilised(out, self.epsilon)))
 
     def _pass(self, x: Tensor, out: Tensor) -> Tensor:
         """All of it goes through an elementwise function."""
-        return keep(out, x * (out / stabilised(x, self.epsilon)).detach())
+        return redistributed(out, (x, out / stabilised(x, self.epsilon)))
 
     def _remember(self, step: Step, inputs: list[Tensor], out: Tensor) -> None:
-        stays = step.name in NONNEGATIVE_STAYS or (step.name == "add" and len(inputs) == 2)
-        if is_relu(step) or (stays and all(t in self.nonnegative for t in inputs)):
+        values = [t for t in _tensors(step) if t.is_floating_point()]
+        stays = step.name in NONNEGATIVE_STAYS or (step.name == "add" and len(values) == 2)
+        if is_relu(step) or (stays and all(t in self.nonnegative for t in values)):
             self.nonnegative[out] = True
         if len(inputs) == 1 and inputs[0] in self.pixels and out.shape == inputs[0].shape:
             self.pixels[out] = True

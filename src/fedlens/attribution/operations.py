@@ -58,9 +58,12 @@ class Rewriting(TorchFunctionMode):
     In-place operations on what is being differentiated give a new tensor: a rule may still need the old one.
     """
 
+    sees_all = False  # else only what has a rule comes to `perform`: a pass has hundreds of operations
+
     def __init__(self, net: Network, rules: Iterable[tuple[Iterable[str], Rule]] = ()):
         super().__init__()
-        self.net, self.table = net, {}
+        self.net = net
+        self.table: dict[str, list[Rule]] = {}
         self.displaced = ""  # where an in-place operation was done out of place, if one was
         for kinds, rule in rules:
             for kind in kinds:
@@ -68,12 +71,14 @@ class Rewriting(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         name, call, in_place = operation(func)
-        step = Step(self.net, name, call, args, kwargs or {})
-        if (in_place or step.options.get("inplace")) and _differentiated(args):
-            self.displaced = self.displaced or step.where
-            step = step._replace(options={k: v for k, v in step.options.items() if k != "inplace"})
-        elif in_place:
-            step = step._replace(call=func)
+        options = {} if kwargs is None else kwargs
+        in_place = in_place or options.get("inplace", False)
+        if not (in_place or self.sees_all or name in self.table):
+            return func(*args, **options)
+        if not (in_place and _differentiated(args)):
+            return self.perform(Step(self.net, name, func, args, options))
+        step = Step(self.net, name, call, args, {k: v for k, v in options.items() if k != "inplace"})
+        self.displaced = self.displaced or step.where
         return self.perform(step)
 
     def perform(self, step: Step) -> Any:

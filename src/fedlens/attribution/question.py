@@ -103,6 +103,8 @@ def ask(
     for name, part in net.module.named_modules():
         if isinstance(part, _BatchNorm) and part.running_mean is None:
             raise BadInput(f"{name} keeps no running statistics, so that images would explain each other")
+        if isinstance(part, torch.jit.ScriptModule):
+            raise BadInput(f"{name} is TorchScript, which hides what it does; give the module it was made from")
     net = net.at("fp32") if net.precision == "bf16" else net  # eight bits of mantissa are too few to divide by
     weights = Tree(params=weights.params.map(torch.detach), buffers=weights.buffers.map(torch.detach))
     seen, classes = _probe(net, weights, x, differentiable)
@@ -119,6 +121,8 @@ def scores(logits: Tensor, score: Score) -> Tensor:
 
 class _Probe(Rewriting):
     """Counts the bytes that a pass makes, and the kinds of its operations."""
+
+    sees_all = True
 
     def __init__(self, net: Network):
         super().__init__(net)

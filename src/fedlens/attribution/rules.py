@@ -37,19 +37,21 @@ def guided(step: Step, out: Tensor) -> Tensor:
     return _PositiveGradient.apply(out) if is_relu(step) else out  # pyright: ignore[reportReturnType]
 
 
-class _Keep(torch.autograd.Function):
+class _Redistribute(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, value: Tensor, share: Tensor) -> Tensor:
-        return value.view_as(value)
+    def forward(ctx: Any, out: Tensor, *parts: Tensor) -> Tensor:
+        ctx.save_for_backward(*parts[1::2])
+        return out.view_as(out)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor]:
-        return None, gradients[0]
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *(g for share in ctx.saved_tensors for g in (gradients[0] * share, None))
 
 
-def keep(value: Tensor, share: Tensor) -> Tensor:
-    """The numbers of `value` with the gradient of `share`."""
-    return _Keep.apply(value.detach(), share)  # pyright: ignore[reportReturnType]
+def redistributed(out: Tensor, *parts: tuple[Tensor, Tensor]) -> Tensor:
+    """The numbers of `out`; its gradient goes to each z of the pairs (z, share), times share."""
+    flat = [t for z, share in parts for t in (z, share.detach())]
+    return _Redistribute.apply(out.detach(), *flat)  # pyright: ignore[reportReturnType]
 
 
 def stabilised(z: Tensor, epsilon: float) -> Tensor:
@@ -70,7 +72,9 @@ class Linear(NamedTuple):
         return self.call(x, weight, bias, *self.rest, **self.options)
 
 
-LrpRule = Callable[[Linear, Tensor, Tensor, bool], Tensor]  # (layer, input, output, is the input known to be >= 0)
+# (makes the layer, input, output, whether the input is known to be >= 0) -> output with the rule's gradient. Layers are
+# made when asked for: folding a norm into weights costs as much as a small pass.
+LrpRule = Callable[[Callable[[], Linear], Tensor, Tensor, bool], Tensor]
 
 
 @dataclass(frozen=True)
@@ -79,21 +83,26 @@ class Epsilon:
 
     epsilon: float = 1e-6
 
-    def __call__(self, layer: Linear, x: Tensor, out: Tensor, nonnegative: bool) -> Tensor:
-        return keep(out, out * (out / stabilised(out, self.epsilon)).detach())
+    def __call__(self, layer: Callable[[], Linear], x: Tensor, out: Tensor, nonnegative: bool) -> Tensor:
+        return redistributed(out, (out, out / stabilised(out, self.epsilon)))
 
 
 @dataclass(frozen=True)
 class Gamma:
-    """Montavon et al., 2019: positive weights count 1 + gamma times."""
+    """Montavon et al., 2019: positive contributions count 1 + gamma times; negative ones where the output is negative.
+
+    The second half is the generalised rule (Andeol et al., 2023): residual branches pass relevance to negative outputs,
+    where more of the positive would divide by what cancels.
+    """
 
     gamma: float = 0.25
     epsilon: float = 1e-6
 
-    def __call__(self, layer: Linear, x: Tensor, out: Tensor, nonnegative: bool) -> Tensor:
-        bias = None if layer.bias is None else layer.bias + self.gamma * layer.bias.clamp(min=0)
-        z = layer(x, layer.weight + self.gamma * layer.weight.clamp(min=0), bias)
-        return keep(out, z * (out / stabilised(z, self.epsilon)).detach())
+    def __call__(self, layer: Callable[[], Linear], x: Tensor, out: Tensor, nonnegative: bool) -> Tensor:
+        up, down = (contributions(layer(), x, nonnegative, positive) for positive in (True, False))
+        is_up = out >= 0
+        share = out / stabilised(out + self.gamma * torch.where(is_up, up, down), self.epsilon)
+        return redistributed(out, (out, share), (up, self.gamma * share * is_up), (down, self.gamma * share * ~is_up))
 
 
 @dataclass(frozen=True)
@@ -108,20 +117,23 @@ class AlphaBeta:
         if self.beta < 0 or abs(self.alpha - self.beta - 1) > 1e-9:
             raise BadInput(f"alpha={self.alpha} and beta={self.beta} lose relevance; take beta >= 0, alpha = 1 + beta")
 
-    def __call__(self, layer: Linear, x: Tensor, out: Tensor, nonnegative: bool) -> Tensor:
-        share = self._part(layer, x, out, nonnegative, self.alpha, positive=True)
+    def __call__(self, layer: Callable[[], Linear], x: Tensor, out: Tensor, nonnegative: bool) -> Tensor:
+        linear = layer()
+        up = contributions(linear, x, nonnegative, positive=True)
+        parts = [(up, self.alpha * out / (up + self.epsilon))]
         if self.beta:
-            share = share - self._part(layer, x, out, nonnegative, self.beta, positive=False)
-        return keep(out, share)
+            down = contributions(linear, x, nonnegative, positive=False)
+            parts.append((down, -self.beta * out / (down - self.epsilon)))
+        return redistributed(out, *parts)
 
-    def _part(self, layer: Linear, x: Tensor, out: Tensor, nonnegative: bool, factor: float, positive: bool) -> Tensor:
-        up, down = layer.weight.clamp(min=0), layer.weight.clamp(max=0)
-        bias = layer.bias if layer.bias is None else layer.bias.clamp(min=0) if positive else layer.bias.clamp(max=0)
-        z = layer(x if nonnegative else x.clamp(min=0), up if positive else down, bias)
-        if not nonnegative:
-            z = z + layer(x.clamp(max=0), down if positive else up)
-        ratio = factor * out / (z + self.epsilon if positive else z - self.epsilon)
-        return z * ratio.detach()
+
+def contributions(layer: Linear, x: Tensor, nonnegative: bool, positive: bool) -> Tensor:
+    """The sum of a layer's positive (negative) contributions to each output, its bias among them."""
+    signed = (lambda t: t.clamp(min=0)) if positive else (lambda t: t.clamp(max=0))
+    z = layer(
+        x if nonnegative else x.clamp(min=0), signed(layer.weight), None if layer.bias is None else signed(layer.bias)
+    )
+    return z if nonnegative else z + layer(x.clamp(max=0), -signed(-layer.weight))  # negative twice is positive
 
 
 def z_plus(epsilon: float = 1e-6) -> AlphaBeta:

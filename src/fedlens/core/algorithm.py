@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .batches import Dataset, Shard
 from .cohort import Cohort, Everyone
+from .errors import BadInput
 from .fields import Positive
 from .network import Network
 from .objective import cross_entropy
@@ -74,6 +75,13 @@ class Stage:
     uplink: tuple[Any, ...] = ()  # encode(client, upload) -> (upload, memory); decode(server, upload)
     fresh: bool = False  # forget server state (but `shared`) and client memories first
 
+    def __post_init__(self) -> None:
+        for transform in self.uplink[:-1]:
+            if transform.packs:
+                raise BadInput(f"uplink: nothing can follow {transform.name}, which packs the update: put it last")
+        if len({type(transform) for transform in self.uplink}) < len(self.uplink):
+            raise BadInput("uplink: the same transform twice would draw the same numbers twice; name it once")
+
     @property
     def parts(self) -> tuple[Any, ...]:
         """All that may declare memory, by a method initial_memory(client)."""
@@ -97,6 +105,7 @@ class Algorithm:
 
     server_lr: Positive = field(default=1.0, kw_only=True)  # of the mean delta
     default_weighting: ClassVar[Callable] = by_examples
+    capturable: ClassVar[bool] = True  # False: its step cannot be recorded and runs eagerly
     judged: ClassVar[tuple[str, ...]] = ("personal before", "personal after")  # local training: clients' own models
 
     # ---- server -------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .rng import fold, generator
+from .rng import generator
 from .tree import Tree
 
 
@@ -20,7 +20,10 @@ def as_it_is(x: Tensor, key: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True)
 class Dataset:
-    """`prepare(x, key)` turns stored examples into network input; `key` is None when nothing may be random."""
+    """`prepare(x, key)` turns stored examples into network input; `key` is None when nothing may be random.
+
+    It folds the key for each of its purposes, as everyone does who draws in a step.
+    """
 
     x: Tensor
     y: Tensor
@@ -31,7 +34,7 @@ class Dataset:
 
     def batch(self, index: Tensor, weight: Tensor, seed: Tensor) -> Tree:
         """What a step sees of the data; all of its randomness is in `key`."""
-        x = self.prepare(self.x[index], fold(seed, "augment"))
+        x = self.prepare(self.x[index], seed)
         return Tree(x=x, y=self.y[index], weight=weight.to(x), key=seed)
 
 

@@ -33,8 +33,8 @@ class Network:
         self.buffers: Buffers = buffers
         if precision == "fp64":
             self.module.double()
-        # Convolutions are faster on pixels whose channels lie side by side. Weights stay as they are: every tree has one
-        # layout, or sums over it would round differently in another engine.
+        # Convolutions are faster on pixels whose channels lie side by side. Weights stay as they are: every tree has
+        # one layout, or sums over it would round differently in another engine.
         self.layout = torch.channels_last if any(isinstance(m, nn.Conv2d) for m in module.modules()) else None
         self._parts = _Parts(self.module)
         for name, part in self.module.named_modules():
@@ -68,7 +68,7 @@ class Network:
     def initial_weights(self) -> Tree:
         """params get gradients; buffers are running statistics. Constants and integers stay in the module."""
         params = Tree({k: v.detach().clone() for k, v in self.module.named_parameters()})
-        running = ((k, v) for k, v in self.module.named_buffers() if k.rpartition(".")[2].startswith("running_"))
+        running = ((k, v) for k, v in self.module.named_buffers() if _is_running(k, v))
         return Tree(params=params, buffers=Tree({k: v.clone() for k, v in running}))
 
     def _names_under(self, part: object) -> frozenset[str]:
@@ -136,6 +136,11 @@ class Network:
         finally:
             for handle in handles:
                 handle.remove()
+
+
+def _is_running(name: str, buffer: Tensor) -> bool:
+    """A running statistic: counters and masks are no part of a message, and integers are never averaged."""
+    return name.rpartition(".")[2].startswith("running_") and buffer.is_floating_point()
 
 
 class Dropout(nn.Module):

@@ -66,7 +66,7 @@ class Optimizer:
         leaves = params.leaves()
         device = leaves[0].device if leaves else torch.device("cpu")
         dtype = torch.float64 if device.type == "cpu" else torch.float32
-        return Tree(lr=torch.tensor(self.lr, dtype=dtype, device=device))
+        return Tree(lr=torch.full((), self.lr, dtype=dtype, device=device))  # a fill: a copy from the host would wait
 
     def update_(self, params: Tree, grads: Tree, state: Tree) -> None:
         """Move the parameters that have a gradient, in place; the others, and their state, rest."""

@@ -6,7 +6,8 @@ They act on the update of the parameters (delta.params); weights, statistics and
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from fractions import Fraction
+from typing import Any, ClassVar
 
 import torch
 
@@ -18,10 +19,18 @@ from .tree import Tree, dot
 
 @dataclass(frozen=True)
 class Transform:
+    name: ClassVar[str] = ""
+    packs: ClassVar[bool] = False  # what it sends is no longer shaped like the parameters: it must come last
+
+    def initial_memory(self, client: Any) -> Tree:
+        if "model" not in client.received:
+            raise BadInput(f"uplink {self.name} needs a method that uploads its update as delta")
+        return Tree()
+
     def encode(self, client: Any, upload: Tree) -> tuple[Tree, Tree]:
         """(what is sent, what changed in memory), at the client."""
         if "delta" not in upload:
-            raise BadInput(f"uplink {type(self).__name__.lower()} needs a method that uploads its update as delta")
+            raise BadInput(f"uplink {self.name} needs a method that uploads its update as delta")
         return upload.replace(delta=upload.delta.replace(params=self.pack(client, upload.delta.params))), Tree()
 
     def decode(self, server: Any, upload: Tree) -> Tree:
@@ -43,6 +52,7 @@ class Transform:
 class Clip(Transform):
     """Scale the whole update down to this Euclidean norm when it is longer."""
 
+    name: ClassVar = "clip"
     norm: Positive = 1.0
 
     def pack(self, client, update):
@@ -53,6 +63,7 @@ class Clip(Transform):
 class GaussianNoise(Transform):
     """Independent normal noise on every entry. Alone it promises no privacy: clip first, and account for both."""
 
+    name: ClassVar = "noise"
     std: NonNegative = 0.01
 
     def pack(self, client, update):
@@ -63,10 +74,12 @@ class GaussianNoise(Transform):
 class TopK(Transform):
     """The largest entries of each tensor, the rest saved for the next upload (error feedback). memory: residual."""
 
+    name: ClassVar = "topk"
+    packs: ClassVar = True
     share: Share = 0.1
 
     def initial_memory(self, client):
-        return Tree(residual=client.received.model.params.zeros())
+        return super().initial_memory(client).replace(residual=client.received.model.params.zeros())
 
     def encode(self, client, upload):
         total = upload.delta.params + client.memory.residual
@@ -76,7 +89,7 @@ class TopK(Transform):
         return upload.replace(delta=upload.delta.replace(params=sparse)), Tree(residual=rest)
 
     def largest(self, tensor):
-        count = max(1, int(tensor.numel() * self.share))
+        count = max(1, int(Fraction(str(self.share)) * tensor.numel()))  # 0.29 of 100 is 29, in floats 28
         order = tensor.flatten().abs().sort(descending=True, stable=True).indices  # ties keep the lower index
         return order[:count].sort().values
 
@@ -92,6 +105,9 @@ def _scatter(like: torch.Tensor, index: torch.Tensor, kept: torch.Tensor) -> tor
 class Quantise(Transform):
     """Eight bits an entry between each tensor's extremes, rounded at random so that the mean is kept."""
 
+    name: ClassVar = "quantise"
+    packs: ClassVar = True
+
     def pack(self, client, update):
         return Tree({n: self.quantised(self.key(client, n), t) for n, t in update.items()})
 
@@ -105,4 +121,4 @@ class Quantise(Transform):
         return Tree({n: (q.code.to(q.scale) * q.scale + q.low).view_as(like[n]) for n, q in packed.items()})
 
 
-TRANSFORMS = {"clip": Clip, "noise": GaussianNoise, "topk": TopK, "quantise": Quantise}
+TRANSFORMS = {transform.name: transform for transform in (Clip, GaussianNoise, TopK, Quantise)}

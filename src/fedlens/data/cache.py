@@ -165,7 +165,7 @@ def opened(folder: Path) -> tuple[Header, dict[str, np.ndarray]] | None:
         header = Header(**lists, checksum=stored["checksum"], sums=stored["sums"])
         # Copy-on-write: torch insists on writable memory, and nobody must write to the file.
         arrays = {part: np.load(folder / f"{part}.npy", mmap_mode="c") for part in header.sums}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError):
         return None
     whole = {"x", "y", "train", "test"} <= arrays.keys()
     return (header, arrays) if whole and all(byte_sum(arrays[part]) == header.sums[part] for part in arrays) else None

@@ -144,5 +144,7 @@ def flwr_shards(partitioner: Any, images: Images, clients: int) -> list[np.ndarr
         raise BadInput(f"clients is {clients}, but the partitioner makes {have} parts: set clients={have}")
     shards = [np.asarray(partitioner.load_partition(client)["index"], np.int64) for client in range(clients)]
     if empty := [client for client, shard in enumerate(shards) if not len(shard)]:
-        raise BadInput(f"the partitioner of flwr-datasets leaves client {empty[0]} without examples: change its options")
+        raise BadInput(
+            f"the partitioner of flwr-datasets leaves client {empty[0]} without examples: change its options"
+        )
     return shards

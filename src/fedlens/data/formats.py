@@ -59,21 +59,29 @@ def webp_strips(path: Path, size: int = 32) -> tuple[np.ndarray, dict[str, np.nd
 
 def picture(file: Any, path: Path, mode: str = "RGB", size: int | None = None) -> np.ndarray:
     """One picture as bytes [H, W, C], converted to `mode`; with `size`, cut to a square in the middle and scaled."""
-    from PIL import Image, ImageOps, UnidentifiedImageError
+    from PIL import Image, UnidentifiedImageError
 
     try:
         with Image.open(file) as image:
             image = image.convert(mode)
-            if size is not None and image.size != (size, size):
-                exact = image.width == image.height and image.width % size == 0
-                filtered = Image.Resampling.BOX if exact else Image.Resampling.BILINEAR
-                image = ImageOps.fit(image, (size, size), filtered)
-            array = np.asarray(image)
+            array = np.asarray(image if size is None else _square(image, size))
     except UnidentifiedImageError:
         raise BadInput(f"{path} is not an image; replace or remove it") from None
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise BadInput(f"{path} cannot be decoded ({error}); replace or remove it") from None
     return array if array.ndim == 3 else array[:, :, None]
+
+
+def _square(image: Any, size: int) -> Any:
+    """The middle of a picture at this size; where whole blocks of pixels become one, their mean."""
+    from PIL import Image
+
+    side = min(image.size)
+    left, top = (image.width - side) // 2, (image.height - side) // 2
+    middle = image.crop((left, top, left + side, top + side))
+    if side % size == 0:
+        return middle.reduce(side // size)
+    return middle.resize((size, size), Image.Resampling.BILINEAR)
 
 
 def pictures(

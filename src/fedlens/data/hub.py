@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,7 +64,7 @@ class Hub(DataSource):
                 raise BadInput(f"{self.id} has no column {name!r}; {nearest(name, parts[0].column_names)}")
         names, y = self._numbers(parts, self.label)
         sizes = [len(part) for part in parts]
-        x = np.concatenate([self._pictures(part) for part in parts])
+        x = self._pictures(parts)
         users, domains = (self._numbers(parts, name)[1] if name else None for name in (self.user, self.domain))
         if len(parts) == 2:
             train, test = np.split(np.arange(len(y)), [sizes[0]])
@@ -80,32 +82,36 @@ class Hub(DataSource):
         found, number = np.unique(values, return_inverse=True)
         return tuple(map(str, found)), number.astype(np.int64)
 
-    def _pictures(self, part: Any) -> np.ndarray:
+    def _pictures(self, parts: list[Any]) -> np.ndarray:
         """Through the raw bytes, so that one reader decodes all images of the package."""
         from datasets import Image  # pyright: ignore[reportMissingImports]
 
-        part = part.select_columns([self.image]).cast_column(self.image, Image(decode=False))
-        raw = [_content(row[self.image]) for row in part]
+        raw = []
+        for part in parts:
+            part = part.select_columns([self.image]).cast_column(self.image, Image(decode=False))
+            raw += [_content(row[self.image]) for row in part]
         names = [Path(f"{self.id}, image {index}") for index in range(len(raw))]
         return pictures(names, _mode(raw), self.size or None, lambda index: _opened(raw[index]))
 
 
-def _content(cell: dict[str, Any]) -> bytes | Path:
-    return cell["bytes"] if cell.get("bytes") else Path(cell["path"])
+def _content(cell: dict[str, Any] | None) -> bytes | Path:
+    """What a row holds: the bytes of a file, or where it is."""
+    if not cell or not (cell.get("bytes") or cell.get("path")):
+        return b""
+    return cell["bytes"] or Path(cell["path"])
 
 
-def _opened(content: bytes | Path) -> Any:
-    import io
-
+def _opened(content: bytes | Path) -> io.BytesIO | Path:
     return io.BytesIO(content) if isinstance(content, bytes) else content
 
 
 def _mode(raw: list[bytes | Path]) -> str:
-    """Grey when the first images all are, as in MNIST; else colour."""
+    """Grey when all of some images are, as in MNIST; else colour."""
     from PIL import Image
 
     modes = set()
-    for content in raw[:50]:
-        with Image.open(_opened(content)) as image:
+    for content in raw[:: max(1, len(raw) // 100)]:
+        # One that is no image is named by the reader that comes next.
+        with contextlib.suppress(OSError), Image.open(_opened(content)) as image:
             modes.add(image.mode)
     return "L" if modes <= {"L", "1"} else "RGB"

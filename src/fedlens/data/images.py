@@ -105,9 +105,9 @@ def _checked(name: str, decoded: Decoded) -> Decoded:
         )
     if len(decoded.train) == 0:
         raise BadInput(f"{name} has no training images")
-    if len(classes) < 2:
-        raise BadInput(f"{name} has one class only ({', '.join(classes)}); a classifier needs at least two")
     if y.min() < 0 or y.max() >= len(classes):
         wrong = y[(y < 0) | (y >= len(classes))][0]
         raise BadInput(f"{name} has the label {wrong}, but labels must lie in 0 to {len(classes) - 1}")
+    if len(classes) < 2:
+        raise BadInput(f"{name} has one class only ({', '.join(classes)}); a classifier needs at least two")
     return decoded

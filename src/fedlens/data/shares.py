@@ -30,13 +30,11 @@ def cut(shares: np.ndarray, examples: int) -> np.ndarray:
     return np.diff(ends, prepend=0)
 
 
-def largest_remainder(shares: np.ndarray, total: int) -> np.ndarray:
-    """Whole numbers in proportion to `shares` that sum to `total`; ties go to the first."""
-    if total == 0 or shares.sum() == 0:
-        return np.zeros(len(shares), np.int64)
-    exact = shares / shares.sum() * total
-    whole = np.floor(exact).astype(np.int64)
-    whole[np.argsort(whole - exact, kind="stable")[: total - whole.sum()]] += 1
+def largest_remainder(weights: np.ndarray, total: int) -> np.ndarray:
+    """Whole numbers in proportion to whole weights that sum to `total`, exact; ties go to the first."""
+    whole, rest = np.divmod(weights * total, max(int(weights.sum()), 1))
+    short = total - int(whole.sum()) if weights.any() else 0
+    whole[np.argsort(-rest, kind="stable")[:short]] += 1
     return whole
 
 
@@ -88,17 +86,17 @@ def matched(
 
 def _one_for_everyone(wanted: np.ndarray, counts: np.ndarray) -> int:
     """Whoever got nothing takes one image of its commonest class from the best supplied client; how many could not."""
-    without = 0
-    for client in np.flatnonzero(wanted.sum(1) == 0):
-        for label in np.argsort(-counts[client], kind="stable"):
-            sizes = np.where(wanted[:, label] > 0, wanted.sum(1), 0)
-            if counts[client, label] and sizes.max() > 1:
-                wanted[sizes.argmax(), label] -= 1
-                wanted[client, label] += 1
+    sizes = wanted.sum(1)
+    for client in np.flatnonzero(sizes == 0):
+        held = np.flatnonzero(counts[client])
+        for label in held[np.argsort(-counts[client, held], kind="stable")]:
+            donor = int(np.where(wanted[:, label] > 0, sizes, 0).argmax())
+            if wanted[donor, label] and sizes[donor] > 1:
+                for who, change in ((donor, -1), (client, 1)):
+                    wanted[who, label] += change
+                    sizes[who] += change
                 break
-        else:
-            without += 1
-    return without
+    return int((sizes == 0).sum())
 
 
 def held_out(
@@ -109,7 +107,7 @@ def held_out(
     for shard in owned:
         total = min(max(round(share * len(shard)), 1), len(shard) - 1)
         alone += total < 1
-        counts = largest_remainder(np.bincount(y[shard]).astype(float), max(total, 0))
+        counts = largest_remainder(np.bincount(y[shard]), max(total, 0))
         held = deal(counts[None], shard, y, draw)[0]
         train.append(np.setdiff1d(shard, held))
         test.append(np.sort(held))

@@ -12,7 +12,7 @@ import gc
 import math
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,79 +27,75 @@ from ..core.tree import Tree
 from .sequential import Sequential
 
 _WARM_UP = 3  # steps before recording: libraries choose kernels and allocate on the first ones
-
-
-@dataclass(frozen=True)
-class Kind:
-    """What a lane can serve without being recorded anew."""
-
-    algorithm: Any
-    objective: Any
-    optimizer: Any
-    size: int
-    steps: int
-    local: tuple
-    memory: tuple
+_BURST = 8  # steps queued for a lane at a time: no lane starves, and the host is ahead of the device
+_EAGER = 4  # lanes without recording: there is no overlap to gain
+_MOST = 64  # recorded lanes on a device: more gain nothing, and recording each takes time
 
 
 class Lane:
     """A seat that clients take in turn: storage that stays, and a step over it."""
 
-    def __init__(self, place: Place, kind: Kind, client: Client, local: Tree):
-        self.kind, self.place, self.device = kind, place, place.device
-        self.local, self.memory = local.clone(), client.memory.clone()
-        self.rows = torch.zeros(kind.steps, kind.size, dtype=torch.long, device=self.device)
-        self.weights = torch.zeros(kind.steps, kind.size, dtype=torch.float64, device=self.device)
-        self.keys = torch.zeros(kind.steps, dtype=torch.long, device=self.device)
+    def __init__(self, place: Place, stage: Stage, client: Client, local: Tree):
+        self.place, self.stage, self.device = place, stage, place.device
+        self.local = local.map(place.laid_out)
+        self.memory, self._memory_shape = client.memory.clone(), _shape(client.memory)
+        steps = place.most_steps(stage)
+        self.rows = torch.zeros(steps, stage.size, dtype=torch.long, device=self.device)
+        self.weights = torch.zeros(steps, stage.size, dtype=torch.float64, device=self.device)
+        self.keys = torch.zeros(steps, dtype=torch.long, device=self.device)
         self.t = torch.zeros(1, dtype=torch.long, device=self.device)
         self.view = client.inside(received=place.received, shared=place.shared, memory=self.memory)
         self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self._graphs: dict[str, torch.cuda.CUDAGraph] = {}
         self._views: dict[str, Client] = {}
 
+    def fits(self, memory: Tree) -> bool:
+        """Whether the recorded step can serve a client that remembers this."""
+        return _shape(memory) == self._memory_shape
+
     def seat(self, job: Job, i: int, client: Client, local: Tree, batches: Plan) -> None:
         """Copy a client's trees and plan into the lane."""
         self.i, self.client, self.epochs, self.done = i, client, batches.epochs, 0
-        self.fill(local, client.memory)
-        steps = len(batches.epochs)
-        if steps:
-            rows = client.data.index[batches.rows.to(self.device)]
+        self.local.copy_(local)
+        self.memory.copy_(client.memory)
+        if steps := len(batches.epochs):
             keys = torch.tensor([key(job.seed, "step", job.round, i, t) for t in range(steps)])
-            self.rows[:steps].copy_(rows)
-            self.weights[:steps].copy_(batches.weights)
-            self.keys[:steps].copy_(keys)
+            self.rows[:steps].copy_(client.data.index[self._sent(batches.rows)])
+            self.weights[:steps].copy_(self._sent(batches.weights))
+            self.keys[:steps].copy_(self._sent(keys))
         self.t.zero_()
 
-    def fill(self, local: Tree, memory: Tree) -> None:
-        self.local.copy_(local)
-        self.memory.copy_(memory)
-        if self.stream is not None:
-            # Made on other streams: their storage must not be given away before this copy has happened.
-            for leaf in (*local.leaves(), *memory.leaves()):
-                if leaf.device.type == "cuda":
-                    leaf.record_stream(self.stream)
+    def _sent(self, table: torch.Tensor) -> torch.Tensor:
+        """On the device, without making the host wait for what is queued there."""
+        return table if self.stream is None else table.pin_memory().to(self.device, non_blocking=True)
 
-    def step(self) -> None:
-        """The next step of whoever sits here."""
-        phase = self.kind.algorithm.phase(self.epochs[self.done])
-        self.done += 1
-        if phase in self._graphs:
-            self._graphs[phase].replay()
-        else:
-            self._step(phase)
+    def advance(self, most: int) -> None:
+        """The next steps of whoever sits here; recorded ones are only queued."""
+        with _on(self.stream):
+            for epoch in self.epochs[self.done : self.done + most]:
+                phase = self.stage.algorithm.phase(epoch)
+                if phase in self._graphs:
+                    self._graphs[phase].replay()
+                else:
+                    self._step(phase)
+                self.done += 1
 
     def _step(self, phase: str) -> None:
         if phase not in self._views:
             self._views[phase] = self.view.inside(phase=phase)
         row, weight, seed = (table.index_select(0, self.t)[0] for table in (self.rows, self.weights, self.keys))
         batch = self.place.federation.data.batch(row, weight, seed)
-        self.local.copy_(self.kind.algorithm.step(self._views[phase], self.local, batch))
+        self.local.copy_(self.stage.algorithm.step(self._views[phase], self.local, batch))
         self.t += 1
 
-    def record(self, phases: Sequence[str]) -> None:
+    def record(self, client: Client) -> None:
         """One graph for each kind of step. Warming up moves the lane's values: a client is seated afterwards."""
         assert self.stream is not None
-        for phase in phases:
+        some = client.data.index[torch.arange(self.stage.size, device=self.device) % client.examples]
+        self.rows.copy_(some.expand_as(self.rows))
+        self.weights.fill_(1)
+        torch.cuda.synchronize(self.device)
+        for phase in dict.fromkeys(self.stage.algorithm.phase(epoch) for epoch in range(max(self.stage.epochs, 1))):
             with torch.cuda.stream(self.stream):
                 for _ in range(_WARM_UP):
                     self.t.zero_()
@@ -121,12 +117,14 @@ class Place:
     def __init__(self, number: int, device: torch.device, net: Network, federation: Federation):
         self.number, self.device, self.net, self.federation = number, device, net, federation
         self.received, self.shared = Tree(), Tree()
-        self.free: dict[Kind, list[Lane]] = {}
+        self.free: dict[Stage, list[Lane]] = {}
         self.rooms: dict[Stage, int] = {}  # how many lanes of a stage fit
+        self.ready: Any = None  # the moment from which lanes may read what was received
 
     def take_in(self, job: Job) -> Job:
         """The job as clients on this device see it."""
         self.received, self.shared = self._hold(self.received, job.download), self._hold(self.shared, job.shared)
+        self.ready = torch.cuda.current_stream(self.device).record_event() if self.device.type == "cuda" else None
         return replace(job, download=self.received, shared=self.shared)
 
     def _hold(self, held: Tree, new: Tree) -> Tree:
@@ -134,13 +132,16 @@ class Place:
         if _shape(held) == _shape(new):
             return held.copy_(new)
         self.free.clear()
-        return new.map(lambda leaf: leaf.to(self.device, copy=True))
+        return new.map(lambda leaf: self.laid_out(leaf.to(self.device)))
 
-    def kind(self, stage: Stage, client: Client, local: Tree) -> Kind:
+    def laid_out(self, leaf: torch.Tensor) -> torch.Tensor:
+        """A copy. On a GPU convolutions want channels side by side in their weights too."""
+        wide = self.net.layout is not None and self.device.type == "cuda" and leaf.dim() == 4
+        return leaf.clone(memory_format=torch.channels_last if wide else torch.preserve_format)
+
+    def most_steps(self, stage: Stage) -> int:
         longest = max((math.ceil(len(index) / stage.size) for index in self.federation.train.values()), default=0)
-        steps = max(1, stage.epochs * longest if stage.steps is None else stage.steps)
-        parts = stage.algorithm, stage.objective, stage.optimizer, stage.size, steps
-        return Kind(*parts, _shape(local), _shape(client.memory))
+        return max(1, stage.epochs * longest if stage.steps is None else stage.steps)
 
 
 class Lanes(Sequential):
@@ -177,16 +178,15 @@ class Lanes(Sequential):
                     break
                 waiting.popleft()
                 seated.append(lane)
+                lane.advance(_BURST)  # the device works while the host seats the next
             for lane in seated:
-                if lane.done < lane.client.steps:
-                    with _on(lane.stream):
-                        lane.step()  # recorded: asynchronous, the streams overlap
+                lane.advance(_BURST)
             for lane in [lane for lane in seated if lane.done == lane.client.steps]:
                 seated.remove(lane)
                 replies.append(self._leave(jobs[lane.place.number], lane))
         for place in self.places if self.recorded else ():
             main = torch.cuda.current_stream(place.device)
-            for lane in (lane for lanes in place.free.values() for lane in lanes):
+            for lane in place.free[job.stage]:
                 main.wait_stream(lane.stream)
         return replies
 
@@ -208,41 +208,51 @@ class Lanes(Sequential):
         return place if busy[place.number] < limit else None
 
     def _seat(self, job: Job, place: Place, i: int, alone: bool) -> Lane | None:
-        client, batches = self.open(job, i, place.net, place.federation)
-        client = replace(client, memory=client.memory.map(lambda leaf: leaf.to(place.device, non_blocking=True)))
-        local = job.stage.algorithm.begin(client)
-        kind = place.kind(job.stage, client, local)
-        free = place.free.setdefault(kind, [])
+        free = place.free.setdefault(job.stage, [])
         try:
-            lane = free.pop() if free else self._new_lane(place, kind, client, local, job.stage)
+            lane = free.pop() if free else self._new_lane(place, job, i)
         except torch.cuda.OutOfMemoryError:
             if not alone:
                 return None
-            for other in place.free.keys() - {kind}:  # lanes of earlier stages, kept warm while there was room
-                del place.free[other]
+            place.free = {job.stage: free}  # lanes of earlier stages were kept warm while there was room
             gc.collect()
             torch.cuda.empty_cache()
-            lane = self._new_lane(place, kind, client, local, job.stage)
-        if lane.stream is not None:
-            lane.stream.wait_stream(torch.cuda.current_stream(place.device))  # received, memory and local are there
-        with _on(lane.stream):
-            lane.seat(job, i, client, local, batches)
+            lane = self._new_lane(place, job, i)
+        with self._on_its_stream(lane):
+            client, batches = self._open_at(place, job, i)
+        if not lane.fits(client.memory):  # it remembers other things: it needs a step of its own
+            lane = self._new_lane(place, job, i)
+        with self._on_its_stream(lane):
+            lane.seat(job, i, client, job.stage.algorithm.begin(client), batches)
         return lane
 
-    def _new_lane(self, place: Place, kind: Kind, client: Client, local: Tree, stage: Stage) -> Lane:
+    def _open_at(self, place: Place, job: Job, i: int) -> tuple[Client, Plan]:
+        client, batches = self.open(job, i, place.net, place.federation)
+        memory = client.memory.map(lambda leaf: leaf.to(place.device, non_blocking=True))
+        if place.device.type == "cuda":
+            # Kept memories were made on another stream: their storage must not be given away while this one reads.
+            for leaf in memory.leaves():
+                leaf.record_stream(torch.cuda.current_stream(place.device))
+        return replace(client, memory=memory), batches
+
+    @contextlib.contextmanager
+    def _on_its_stream(self, lane: Lane) -> Iterator[None]:
+        """All of a client's own work is on its lane's stream; what it reads was there when the round began."""
+        if lane.stream is not None:
+            lane.stream.wait_event(lane.place.ready)
+        with _on(lane.stream):
+            yield
+
+    def _new_lane(self, place: Place, job: Job, i: int) -> Lane:
         before = _free_memory(place.device)
-        lane = Lane(place, kind, client, local)
-        if self.recorded and client.steps and getattr(kind.algorithm, "capturable", True):
-            some = client.data.index[torch.arange(kind.size, device=place.device) % client.examples]
-            lane.rows.copy_(some.expand_as(lane.rows))
-            lane.weights.fill_(1)
-            phases = dict.fromkeys(kind.algorithm.phase(epoch) for epoch in range(max(stage.epochs, 1)))
-            torch.cuda.current_stream(place.device).synchronize()
+        client, _ = self._open_at(place, job, i)
+        lane = Lane(place, job.stage, client, job.stage.algorithm.begin(client))
+        if self.recorded and client.steps and job.stage.algorithm.capturable:
             with _no_collection():
-                lane.record(list(phases))
-            if stage not in place.rooms:
+                lane.record(client)
+            if job.stage not in place.rooms:
                 cost = max(before - _free_memory(place.device), 1 << 20)
-                place.rooms[stage] = max(1, min(_MOST, 1 + int(0.8 * _free_memory(place.device) / cost)))
+                place.rooms[job.stage] = max(1, min(_MOST, 1 + int(0.8 * _free_memory(place.device) / cost)))
         return lane
 
     def _leave(self, job: Job, lane: Lane) -> Reply:
@@ -250,27 +260,18 @@ class Lanes(Sequential):
             reply = self.conclude(job, lane.i, lane.client, lane.local.clone())  # the next client writes over it
             if lane.place.device != self.home:
                 reply = Reply(reply.client, reply.upload.map(lambda leaf: leaf.to(self.home)))
-        lane.place.free.setdefault(lane.kind, []).append(lane)
+        lane.place.free[job.stage].append(lane)
         return reply
 
 
-_EAGER = 4  # lanes without recording: there is no overlap to gain
-_MOST = 128  # lanes on a device; beyond that the host cannot keep up
-
-
 def _shape(tree: Tree) -> tuple:
-    return tuple((path, leaf.shape, leaf.dtype, leaf.device.type, leaf.stride()) for path, leaf in tree.paths())
-
-
-def _current(device: torch.device) -> Any:
-    return torch.cuda.current_stream(device) if device.type == "cuda" else None
+    return tuple((path, leaf.shape, leaf.dtype) for path, leaf in tree.paths())
 
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
     """A tensor collected while a graph is recorded would break the recording."""
     enabled = gc.isenabled()
-    gc.collect()
     gc.disable()
     try:
         yield

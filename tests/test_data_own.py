@@ -1,0 +1,363 @@
+"""What users bring: right work or one clear sentence, and nothing lost."""
+
+import importlib.util
+import os
+import sys
+import types
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedlens.core.errors import BadInput
+from fedlens.data import DATASETS
+from fedlens.data.formats import stratified
+from fedlens.data.hub import Hub
+from fedlens.data.own import ClientsFolder, Folder, Npz
+from fedlens.data.partition import ByUser, Domains
+from fedlens.data.sets import Mnist
+
+RANDOM = np.random.default_rng(0)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDLENS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("FEDLENS_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def pixels(*shape):
+    return RANDOM.integers(0, 256, shape, dtype=np.uint8)
+
+
+def save(path, image, **options):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(image).save(path, **options)
+
+
+def refused(source, *words):
+    with pytest.raises(BadInput) as problem:
+        source.load()
+    said = str(problem.value)
+    assert all(word in said for word in words), said
+    assert "\n" not in said
+
+
+# ---- npz ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(30, 5, 6), (30, 5, 6, 1), (30, 5, 6, 3), (30, 3, 5, 6)])
+def test_npz_of_every_shape(shape, tmp_path):
+    x, y = pixels(*shape), np.arange(30) % 4
+    np.savez(tmp_path / "a.npz", x_train=x[:20], y_train=y[:20], x_test=x[20:], y_test=y[20:, None])
+    images = Npz("a.npz").load()
+    first = x if x.ndim == 4 and shape[1] == 3 else x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2)
+    assert (images.x.numpy() == first).all() and (images.y.numpy() == y).all()
+    assert images.train.tolist() == list(range(20)) and images.classes == ("0", "1", "2", "3")
+
+
+def test_npz_of_floats_is_the_nearest_bytes(tmp_path):
+    x = pixels(20, 4, 4, 3)
+    np.savez("a.npz", x=x / 255, y=np.arange(20) % 2, classes=np.array(["cat", "dog"]))
+    images = Npz("a.npz").load()
+    assert (images.x.numpy() == x.transpose(0, 3, 1, 2)).all() and images.classes == ("cat", "dog")
+
+
+def test_npz_without_a_test_part_holds_out_a_share_of_every_class():
+    y = np.repeat([0, 1, 2], [50, 30, 1])
+    np.savez("a.npz", x=pixels(81, 4, 4), y=y)
+    images = Npz("a.npz", holdout=0.1).load()
+    assert sorted([*images.train.tolist(), *images.test.tolist()]) == list(range(81))
+    assert np.bincount(images.y[images.test].numpy()).tolist() == [5, 3]  # the only example of its class stays
+    again = Npz("a.npz", holdout=0.1).load()
+    assert images.test.tolist() == again.test.tolist()
+
+
+def test_npz_is_found_in_data_folders(tmp_path, monkeypatch):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    np.savez(tmp_path / "two" / "b.npz", x=pixels(9, 4, 4), y=np.arange(9) % 3)
+    monkeypatch.setenv("FEDLENS_DATA", os.pathsep.join([str(tmp_path / "one"), str(tmp_path / "two")]))
+    assert len(Npz("b.npz").load()) == 9
+
+
+ONE = np.arange(6) % 2
+BAD = {
+    "keys": (dict(a=ONE), ["holds a; it must hold x_train"]),
+    "one class": (dict(x=pixels(6, 4, 4), y=np.zeros(6, int)), ["one class only"]),
+    "negative label": (dict(x=pixels(6, 4, 4), y=ONE - 1), ["has the label -1, but labels must lie in 0 to 0"]),
+    "label too large": (dict(x=pixels(6, 4, 4), y=ONE * 7, classes=np.array(["a", "b"])), ["has the label 7"]),
+    "labels of words": (dict(x=pixels(6, 4, 4), y=np.array(list("ababab"))), ["labels must be one whole number"]),
+    "fewer labels": (dict(x=pixels(6, 4, 4), y=ONE[:5]), ["a label for each"]),
+    "flat": (dict(x=pixels(6, 16), y=ONE), ["images of shape (6, 16)"]),
+    "two channels": (dict(x=pixels(6, 4, 4, 2), y=ONE), ["images of shape (6, 4, 4, 2)"]),
+    "integers": (dict(x=np.ones((6, 4, 4), int), y=ONE), ["must be bytes (uint8) or floats in [0, 1]"]),
+    "large floats": (dict(x=np.full((6, 4, 4), 3.0), y=ONE), ["floats in [0, 1]"]),
+    "not a number": (dict(x=np.full((6, 4, 4), np.nan), y=ONE), ["floats in [0, 1]"]),
+    "pickled": (dict(x=np.array([None] * 6), y=ONE), ["not a readable .npz file of plain arrays"]),
+    "no images": (dict(x=pixels(0, 4, 4), y=ONE[:0]), ["npz has no training images"]),
+    "sizes": (
+        dict(x_train=pixels(6, 4, 4), y_train=ONE, x_test=pixels(6, 5, 5), y_test=ONE),
+        ["training images are (1, 4, 4), but test images (1, 5, 5)"],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_bad_npz(kind):
+    content, words = BAD[kind]
+    np.savez("bad.npz", **content)
+    refused(Npz("bad.npz"), *words)
+
+
+def test_bad_paths(tmp_path):
+    refused(Npz(), "data.path is empty")
+    refused(Npz("none.npz"), "data.path is 'none.npz', but there is no such file or folder")
+    (tmp_path / "a.npz").write_bytes(b"not a zip")
+    refused(Npz("a.npz"), "a.npz is not a readable .npz file")
+    np.savez(tmp_path / "whole.npz", x=pixels(600, 4, 4), y=np.arange(600) % 2)
+    (tmp_path / "half.npz").write_bytes((tmp_path / "whole.npz").read_bytes()[:900])
+    refused(Npz("half.npz"), "half.npz is not a readable .npz file")
+    refused(Folder("a.npz"), "data.path is 'a.npz', which is a file; folder needs a folder")
+
+
+# ---- folders --------------------------------------------------------------------------------------------------------
+
+
+def fill(folder, labels=("cat", "dog"), count=5, size=8):
+    """Lossless images; returns them by file name."""
+    made = {}
+    for label in labels:
+        for number in range(count):
+            name = f"{folder.name}_{label}_{number}.png"
+            made[name] = pixels(size, size, 3)
+            save(folder / label / name, made[name])
+    return made
+
+
+def stored(images, index):
+    return {images.x[i].numpy().tobytes(): images.classes[images.y[i]] for i in index.tolist()}
+
+
+@pytest.mark.parametrize("test_name", ["test", "val", "valid"])
+def test_folder_with_parts(tmp_path, test_name):
+    made = {"train": fill(tmp_path / "set" / "train"), test_name: fill(tmp_path / "set" / test_name, count=2)}
+    images = Folder("set", size=8).load()
+    for part, index in (("train", images.train), (test_name, images.test)):
+        expected = {image.transpose(2, 0, 1).tobytes(): name.split("_")[1] for name, image in made[part].items()}
+        assert stored(images, index) == expected
+    assert images.classes == ("cat", "dog") and images.users is None and images.domains is None
+
+
+def test_folder_without_parts_and_deeper_files(tmp_path):
+    fill(tmp_path / "set", count=10)
+    save(tmp_path / "set" / "cat" / "more" / "deep.png", pixels(8, 8, 3))
+    images = Folder("set", size=0).load()
+    assert (len(images), len(images.test)) == (21, 4)
+
+
+def test_grey_palette_and_transparent_images_become_colour(tmp_path):
+    grey = pixels(8, 8)
+    fill(tmp_path / "set")
+    save(tmp_path / "set" / "cat" / "grey.png", grey)
+    save(tmp_path / "set" / "cat" / "clear.png", pixels(8, 8, 4))
+    Image.fromarray(grey).convert("P").save(tmp_path / "set" / "cat" / "palette.gif")
+    images = Folder("set", size=8).load()
+    assert images.x.shape == (13, 3, 8, 8)
+    assert np.repeat(grey[None], 3, axis=0).tobytes() in stored(images, images.train) | stored(images, images.test)
+    assert Folder("set", size=8, colour=False).load().x.shape == (13, 1, 8, 8)
+
+
+def test_images_of_any_size_are_cut_and_scaled_or_refused(tmp_path):
+    fill(tmp_path / "set")
+    tall = pixels(24, 16, 3)
+    save(tmp_path / "set" / "dog" / "tall.png", tall)
+    images = Folder("set", size=8).load()
+    middle = tall[4:20].reshape(8, 2, 8, 2, 3).astype(float).mean((1, 3))
+    found = [np.abs(images.x[i].numpy().transpose(1, 2, 0) - middle).max() for i in range(len(images))]
+    assert min(found) <= 0.5
+    refused(Folder("set", size=0), "tall.png is of another size than", "data.size")
+
+
+def test_a_corrupt_image_is_named(tmp_path):
+    fill(tmp_path / "set")
+    save(tmp_path / "set" / "dog" / "whole.jpg", pixels(64, 64, 3))
+    raw = (tmp_path / "set" / "dog" / "whole.jpg").read_bytes()
+    (tmp_path / "set" / "dog" / "whole.jpg").write_bytes(raw[: len(raw) // 2])
+    refused(Folder("set", size=8), "dog/whole.jpg cannot be decoded", "replace or remove it")
+    (tmp_path / "set" / "dog" / "whole.jpg").write_text("no image at all")
+    refused(Folder("set", size=8), "dog/whole.jpg is not an image; replace or remove it")
+    (tmp_path / "set" / "dog" / "whole.jpg").write_bytes(b"")
+    refused(Folder("set", size=8), "dog/whole.jpg is not an image")
+
+
+def test_other_files_are_passed_over(tmp_path):
+    fill(tmp_path / "set")
+    for name in ("notes.txt", "cat/Thumbs.db", "cat/.hidden.png", ".git/x.png"):
+        (tmp_path / "set" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "set" / name).write_text("not an image")
+    assert len(Folder("set", size=8).load()) == 10
+
+
+def test_folders_without_what_is_needed(tmp_path):
+    (tmp_path / "empty").mkdir()
+    refused(Folder("empty"), "data.path is 'empty', but no folders named after a class with images are in it")
+    fill(tmp_path / "one", labels=("cat",))
+    refused(Folder("one", size=8), "one class only (cat)")
+
+
+@pytest.mark.parametrize("parts", [True, False])
+def test_a_folder_per_client(tmp_path, parts):
+    made = {}
+    for client, labels in (("anna", ("cat", "dog")), ("bert", ("dog",)), ("carl", ("cat", "fox"))):
+        for part, count in (("train", 6), ("test", 2)) if parts else (("", 8),):
+            made |= {(client, name): part for name in fill(tmp_path / "set" / client / part, labels, count)}
+    images = ClientsFolder("set", size=8, holdout=0.25).load()
+    assert len(images) == len(made) and images.classes == ("cat", "dog", "fox")
+    split = ByUser().split(images, 3, 0)
+    assert [len(shard) for shard in split.train] == [12, 6, 12] and [len(shard) for shard in split.test] == [4, 2, 4]
+    held = [sorted({images.classes[images.y[i]] for i in shard}) for shard in split.train]
+    assert held == [["cat", "dog"], ["dog"], ["cat", "fox"]]
+    assert not split.notes
+
+
+def test_an_empty_client_folder_is_named(tmp_path):
+    fill(tmp_path / "set" / "anna")
+    (tmp_path / "set" / "bert" / "cat").mkdir(parents=True)
+    refused(ClientsFolder("set", size=8), "bert holds no training images")
+    fill(tmp_path / "set" / "bert" / "train")
+    fill(tmp_path / "set" / "bert" / "test")
+    refused(ClientsFolder("set", size=8), "anna has no test folder, but others have one")
+
+
+def test_domains_as_folders(tmp_path):
+    for domain in ("photo", "sketch"):
+        fill(tmp_path / "set" / domain, count=20)
+    images = Folder("set", size=8, domains=True).load()
+    split = Domains().split(images, 4, 0)
+    assert [set(images.domains[shard].tolist()) for shard in split.train] == [{0}, {0}, {1}, {1}]
+    assert [set(images.domains[shard].tolist()) for shard in split.test] == [{0}, {0}, {1}, {1}]
+
+
+def test_a_moved_file_is_another_data_set(tmp_path):
+    fill(tmp_path / "set")
+    before = Folder("set", size=8).load()
+    file = next((tmp_path / "set" / "cat").iterdir())
+    file.rename(tmp_path / "set" / "dog" / file.name)
+    assert Folder("set", size=8).load().checksum != before.checksum
+
+
+def test_stratified_against_a_loop():
+    groups = RANDOM.integers(0, 7, 500)
+    rest, held = stratified(groups, 0.3, 1)
+    assert sorted([*rest, *held]) == list(range(500)) and len(held) == 150
+    for group in range(7):
+        size = (groups == group).sum()
+        assert abs((groups[held] == group).sum() - 0.3 * size) < 1
+    assert (stratified(groups, 0.3, 1)[1] == held).all() and (stratified(groups, 0.3, 2)[1] != held).any()
+
+
+# ---- the hub --------------------------------------------------------------------------------------------------------
+
+
+class Part:
+    """A split as the library gives it: columns by name, rows as dictionaries, images as bytes when not decoded."""
+
+    def __init__(self, columns, names=None):
+        self.columns, self.column_names, self.names = columns, list(columns), names
+        self.features = {name: types.SimpleNamespace(names=names if name == "label" else None) for name in columns}
+
+    def __len__(self):
+        return len(next(iter(self.columns.values())))
+
+    def __getitem__(self, name):
+        return self.columns[name]
+
+    def __iter__(self):
+        return ({name: self.columns[name][row] for name in self.columns} for row in range(len(self)))
+
+    def select_columns(self, names):
+        return Part({name: self.columns[name] for name in names})
+
+    def cast_column(self, name, kind):
+        assert kind == "not decoded"
+        return self
+
+
+def encoded(array):
+    import io
+
+    file = io.BytesIO()
+    Image.fromarray(array).save(file, "PNG")
+    return {"bytes": file.getvalue(), "path": None}
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """A stand-in for the datasets library; `hub.parts` is what it has."""
+    library = types.ModuleType("datasets")
+    library.asked = []
+    library.parts = {}
+
+    def load_dataset(name, config, revision):
+        library.asked.append((name, config, revision))
+        if not library.parts:
+            raise ConnectionError(f"Couldn't reach {name}\nand a long explanation")
+        return library.parts
+
+    library.load_dataset, library.Image = load_dataset, lambda decode: "not decoded"
+    library.__spec__ = importlib.util.spec_from_loader("datasets", None)
+    monkeypatch.setitem(sys.modules, "datasets", library)
+    return library
+
+
+def test_a_data_set_of_the_hub(hub):
+    x, x_test = pixels(6, 5, 5, 3), pixels(3, 5, 5, 3)
+    for name, some, label, who in (("train", x, [0, 1, 1, 0, 1, 0], "aabbcc"), ("test", x_test, [1, 0, 1], "abc")):
+        hub.parts[name] = Part({"img": [encoded(one) for one in some], "label": label, "who": list(who)}, ["no", "yes"])
+    source = Hub("some/set", image="img", user="who", config="big", revision="abc")
+    images = source.load()
+    assert (images.x.numpy() == np.concatenate([x, x_test]).transpose(0, 3, 1, 2)).all()
+    assert images.y.tolist() == [0, 1, 1, 0, 1, 0, 1, 0, 1] and images.classes == ("no", "yes")
+    assert images.users.tolist() == [0, 0, 1, 1, 2, 2, 0, 1, 2] and images.test.tolist() == [6, 7, 8]
+    assert images.origin == "hub some/set@abc" and hub.asked == [("some/set", "big", "abc")]
+    assert source.load().checksum == images.checksum and len(hub.asked) == 1  # the second time from the copy
+
+
+def test_a_data_set_of_the_hub_without_test_part_and_names(hub):
+    hub.parts["train"] = Part({"image": [encoded(one) for one in pixels(20, 5, 5)], "label": list("xy" * 10)})
+    images = Hub("some/set", holdout=0.3).load()
+    assert images.x.shape == (20, 1, 5, 5) and images.classes == ("x", "y") and len(images.test) == 6
+
+
+def test_what_the_hub_does_not_have(hub):
+    refused(Hub(), "data.id is empty")
+    refused(Hub("some/set"), "some/set cannot be had from the hub (Couldn't reach some/set)")
+    hub.parts["train"] = Part({"image": [encoded(one) for one in pixels(4, 5, 5)], "label": [0, 1, 0, 1]})
+    refused(Hub("some/set", label="labels"), "has no column 'labels'; did you mean 'label'?")
+    refused(Hub("some/set", train="training"), "data.train is 'training'", "did you mean 'train'?")
+    hub.parts["train"].columns["image"][2] = {"bytes": b"not an image", "path": None}
+    refused(Hub("some/set"), "some/set, image 2")
+
+
+def test_a_named_set_comes_from_the_hub_when_no_folder_has_it(hub):
+    refused(Mnist(), "mnist was not found: put a folder mnist")  # offline: what to fetch by hand
+    for name, count in (("train", 20), ("test", 10)):
+        hub.parts[name] = Part(
+            {"image": [encoded(one) for one in pixels(count, 28, 28)], "label": [*range(10)] * (count // 10)}
+        )
+    images = Mnist().load()
+    assert images.name == "mnist" and images.origin == "hub ylecun/mnist@main" and images.mean == Mnist.mean
+    assert hub.asked[-1] == ("ylecun/mnist", None, "main")
+
+
+def test_without_the_library_the_sentence_names_it(monkeypatch):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "datasets" else find_spec(name))
+    refused(Hub("some/set"), "reading some/set from the hub needs: pip install 'fedlens[hub]'")
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_every_data_set_can_be_made_without_arguments(name):
+    assert DATASETS[name]().name == name
