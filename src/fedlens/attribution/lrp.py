@@ -121,7 +121,7 @@ class Relevance(Rewriting):
                 raise _refusal(step, "its input, which something unseen made: TorchScript or an autograd.Function")
         out = self._perform(step)
         for part in out if isinstance(out, (tuple, list)) else [out]:
-            if isinstance(part, Tensor):
+            if isinstance(part, Tensor) and part.requires_grad:
                 self.seen[part] = True
         return out
 
