@@ -7,6 +7,10 @@ Times are medians over the repeats of all jobs taken in turn, so that a busy mac
 `--passes` batches: a call of ours looks at one image first, which is not part of a pass. The plain passes are the
 network's own, with nothing watching: to the images alone, and to images and weights as in training. captum is left out
 where it is not installed or cannot do it (its LRP has no rule for sums, reused modules and what it does not know).
+
+One thread of a busy x86 CPU, torch 2.13.0, 32 images of 32 px, median of 3, times a plain pass to the image:
+  ResNet18, stock stem (152 ms)  guided with all layer norms 1.30, LRP 2.02; captum: guided without norms 1.29, no LRP
+  VGG-11 (534 ms)                guided with all layer norms 1.06, LRP 1.86, LRP epsilon 1.23; captum: LRP epsilon 1.65
 """
 
 from __future__ import annotations

@@ -1,6 +1,28 @@
 """Every method of the registry, and compositions, as the engine tests run them."""
 
-from fedlens.algorithms import ALGORITHMS, FedAvg, FedAvgM, FedDyn, FineTuned, Local, Scaffold
+from fedlens.algorithms import (
+    ALGORITHMS,
+    APFL,
+    L2GD,
+    PSE,
+    Ditto,
+    FedAU,
+    FedAvg,
+    FedAvgM,
+    FedDecorr,
+    FedDyn,
+    FedMTL,
+    FedPer,
+    FedProx,
+    FedRep,
+    FedSL,
+    FedSLS,
+    FineTuned,
+    LGFedAvg,
+    Local,
+    Moon,
+    Scaffold,
+)
 from fedlens.core.transform import Clip, GaussianNoise, Quantise, TopK
 
 RECIPES = {
@@ -11,6 +33,30 @@ RECIPES = {
     "scaffold+ft": FineTuned(Scaffold()),
     "fedavg+ft, head": FineTuned(FedAvg(), part="head"),
     "local+ft": FineTuned(Local()),
+    "fedau, cutoff": FedAU(cutoff=2),
+    "feddecorr, moon": FedDecorr(Moon()),
+    "fedsls, scaffold": FedSLS(Scaffold(), pretrain_epochs=1),
+    "fedsls, moon": FedSLS(Moon(), pretrain_epochs=1, normalize="mean", blend=0.5, blend_with="uniform"),
+    "fedsls, dynamic": FedSLS(FedProx(), pretrain_epochs=1, recompute_every=2, saliency="guided_grad", tap="relu"),
+    "fedsls+ft": FineTuned(FedSLS(FedAvg(), pretrain_epochs=0)),
+    "fedsls, fedavg+ft": FedSLS(FineTuned(FedDecorr(FedAvgM())), pretrain_epochs=0, target="pred", score="prob"),
+    "fedsl, autoencoder": FedSL(Scaffold(), f=4, down="autoencoder", epochs=1),
+    "fedsl, bilinear": FedSL(FedDyn(), f=8, down="bilinear"),
+    "fedper, nothing private": FedPer(private="none"),
+    "fedper+ft, head": FineTuned(FedPer(), part="head"),
+    "fedrep, head alone": FedRep(head_epochs=1, server_lr=0.5),
+    "lgfedavg, all shared": LGFedAvg(shared_layers=2),
+    "ditto+ft": FineTuned(Ditto(pull=0.1)),
+    "apfl, by round": APFL(alpha=0.75, alpha_every="round", order="sequential"),
+    "apfl, fixed": APFL(alpha_every="never"),
+    "l2gd, often alone": L2GD(p=0.3, pull=2.0),
+    "l2gd+ft": FineTuned(L2GD()),
+    "fedmtl, code": FedMTL(omega="code", strength=0.01),
+    "pse, penalty": PSE(xi=0.5, excite="penalty", cam="gradcam++", score="prob", threshold_scope="global"),
+    "pse, scorecam": PSE(xi=0.5, cam="scorecam", reduce="sum", local_init="persistent"),
+    "pse, not excited": PSE(excite="none", private="none"),
+    "fedsls, pse": FedSLS(PSE(xi=0.5, tap="conv"), pretrain_epochs=1),
+    "pse+ft": FineTuned(PSE(), part="head"),
 }
 UPLINKS = {
     "clip": (Clip(0.5),),

@@ -574,6 +574,7 @@ def test_bad_input_is_one_clear_sentence(change, message):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.filterwarnings("ignore")  # TorchScript says that it is old
 def test_models_that_cannot_be_asked_are_refused():
     x, y = images(2).float(), LABELS[:2]
     with seeded(0):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import math
+import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -30,6 +33,8 @@ from fedlens.attribution.quality import blurred, randomised
 from fedlens.core.errors import BadInput
 from fedlens.core.network import Network
 from fedlens.core.rng import generator, seeded
+from fedlens.core.tree import Tree
+from fedlens.models.resnet import ResNet18
 from test_attribution import LABELS, images, residual
 
 SOME = settings(deadline=None, max_examples=25)
@@ -189,6 +194,43 @@ def test_completeness():
     assert completeness_error(relevance, torch.tensor([3.0, 2.0])).tolist() == [0, 0.5]
 
 
+def _tiny_imagenet(count: int) -> tuple[Network, Tree, Tensor, Tensor]:
+    """The stand-in ResNet18, and images that it gets right."""
+    if not os.environ.get("FEDLENS_DATA"):
+        pytest.skip("needs the weights and Tiny-ImageNet of FEDLENS_DATA")
+    parquet, pillow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("PIL.Image")
+    net = Network(ResNet18(weights="stand-in").build(200, 3, 32))
+    table = parquet.read_table(Path(os.environ["FEDLENS_DATA"]) / "tiny_imagenet" / "val.parquet")[::5][:200]
+    small = [pillow.open(io.BytesIO(b)).convert("RGB").resize((32, 32), pillow.BOX) for b in table["jpeg"].to_pylist()]
+    pixels = torch.stack([torch.frombuffer(bytearray(s.tobytes()), dtype=torch.uint8) for s in small])
+    mean, spread = (torch.tensor(v).view(3, 1, 1) for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    x = (pixels.view(-1, 32, 32, 3).movedim(-1, 1) / 255 - mean) / spread
+    weights, y = net.initial_weights(), torch.tensor(table["label"].to_pylist())
+    with torch.no_grad():
+        sure = net(weights, x).softmax(1)[torch.arange(len(y)), y] > 0.3
+    return net, weights, x[sure][:count], y[sure][:count]
+
+
+@pytest.mark.data
+def test_on_a_trained_network():
+    """Known results hold on real images: which maps find what the network uses, and which depend on its weights."""
+    net, weights, x, y = _tiny_imagenet(16)
+    random = torch.randn(len(x), 32, 32, generator=generator(0))
+    base = (
+        float(area(deletion(net, weights, x, random, y)).mean()),
+        float(area(insertion(net, weights, x, random, y)).mean()),
+    )
+    for method in ("lrp", "integrated_gradients", "input_x_gradient"):
+        maps = attribute(method, net, weights, x, y)
+        assert float(area(deletion(net, weights, x, maps, y)).mean()) < 0.8 * base[0], method
+        assert float(area(insertion(net, weights, x, maps, y)).mean()) > 1.2 * base[1], method
+    # Adebayo et al., 2018; Nie et al., 2018: guided backpropagation hardly notices another head, gradients do.
+    head = randomised(weights, {"fc.weight"})
+    for method, low, high in (("guided_backprop", 0.9, 1.0), ("gradient", -0.5, 0.5), ("lrp", -1.0, 0.5)):
+        alike = rank_correlation(*(attribute(method, net, w, x[:4], y[:4]) for w in (weights, head)))
+        assert low <= float(alike.mean()) <= high, method
+
+
 # ---- pictures --------------------------------------------------------------------------------------------------------
 
 
@@ -217,8 +259,8 @@ def test_gray_images_and_constant_maps_can_be_drawn(tmp_path):
 
 
 def test_colours():
-    maps = torch.tensor([[[1.0, 0.0, -1.0]], [[1.0, 0.0, 0.5]]])
-    signed, heat = torch.from_numpy(coloured(maps, 1.0))
+    signed = torch.from_numpy(coloured(torch.tensor([[[1.0, 0.0, -1.0]]]), 1.0))[0]
+    heat = torch.from_numpy(coloured(torch.tensor([[[1.0, 0.0, 0.5]]]), 1.0))[0]
     torch.testing.assert_close(signed[0], torch.tensor([[1.0, 0, 0], [1, 1, 1], [0, 0, 1]]))
     assert heat[0, 1].tolist() == [0, 0, 0] and heat[0, 0, 0] == 1 and heat[0, 0, 1] == 1
     image = torch.full((1, 3, 2, 2), 0.5)

@@ -66,10 +66,11 @@ def fedlens(*words, cwd, **options) -> Ended:
 # Importing torch takes longer than most of these runs: this process does it once, then every order is carried out by
 # a fork of it, in a session of its own, with its own arguments, folder, files and exit code.
 NURSERY = """
-import contextlib, fcntl, json, os, resource, sys, termios
+import contextlib, fcntl, gc, json, os, resource, sys, termios, traceback
 import fedlens.cli, fedlens.describe, fedlens.diff, fedlens.panel, fedlens.simulate
 with contextlib.suppress(ImportError):
     import pandas  # pyarrow would, each time
+gc.freeze()  # what is shared with the forks stays shared
 for line in sys.stdin:
     order = json.loads(line)
     if not (child := os.fork()):
@@ -83,8 +84,15 @@ for line in sys.stdin:
         sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", buffering=1, closefd=False)
         if order["limit"]:
             resource.setrlimit(resource.RLIMIT_FSIZE, (order["limit"],) * 2)
-        sys.argv = ["fedlens", *order["words"]]
-        fedlens.cli.main()
+        sys.argv, code = ["fedlens", *order["words"]], 1
+        try:
+            fedlens.cli.main()
+        except SystemExit as end:
+            code = end.code
+        except BaseException:
+            traceback.print_exc()
+        sys.stdout.flush()
+        os._exit(code)  # without taking torch apart
     os.write(1, b"%d\\n" % child)
     os.write(1, b"%d\\n" % os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
@@ -380,7 +388,6 @@ def test_describe_in_words(nursery, tmp_path):
         (["roundz=3"], "unknown key roundz; did you mean 'rounds'?"),
         (["local.lrr=0.1"], "unknown key local.lrr; did you mean 'local.lr'?"),
         (["algorithm=fedprox", "mu=0.1"], "unknown key mu; did you mean 'algorithm.mu'?"),
-        (["algorithm.mu=0.1"], "unknown key algorithm.mu of fedavg; it belongs to fedprox"),
         (["algorithm=fedprx"], "algorithm 'fedprx' is unknown; did you mean 'fedprox'?"),
         (["model=resnet19"], "model 'resnet19' is unknown; did you mean 'resnet18'?"),
         (["partition=dirichlt"], "partition 'dirichlt' is unknown; did you mean 'dirichlet'?"),
@@ -408,7 +415,7 @@ def test_describe_in_words(nursery, tmp_path):
         (["a.yaml", "b.yaml"], "one YAML file at most, not a.yaml and b.yaml; settings look like key=value"),
         (["."], ". is a folder, not a YAML file"),
         (["data=my.npz"], "data.path is 'my.npz', but there is no such file or folder"),
-        (["algorithm=mine:Mine"], "algorithm 'mine:Mine' cannot be imported: ModuleNotFoundError: No module named 'mine'"),
+        (["algorithm=my:Own"], "algorithm 'my:Own' cannot be imported: ModuleNotFoundError: No module named 'my'"),
         (["algorithm=scaffold", "optimizer=adam"], "this method needs local.optimizer=sgd: adam has no fixed reach per "
                                                    "step"),
     ],
@@ -651,6 +658,16 @@ def test_resume_for_fewer_rounds(finished, nursery):
     assert ended.code == 2 and ended.sentence == "rounds is 3, but run has done 4 already"
 
 
+@reported("simulate.resume with more rounds takes what came after the last one for one of them")
+@pytest.mark.parametrize("words", [["algorithm=scaffold+ft"], ["schedule=cosine"]])
+def test_rounds_that_would_have_been_different(nursery, tmp_path, words):
+    """After fine-tuning, or when the learning rate has already come to its end, there is no going on."""
+    small = ["run", *SMALL, "engine=sequential", "rounds=2", "out=run", *words]
+    assert nursery(*small, cwd=tmp_path).code == 0
+    ended = nursery("resume", "run", "rounds=3", cwd=tmp_path)
+    assert ended.code == 2 and ended.sentence.startswith("rounds cannot change any more")
+
+
 @reported("simulate.resume knows no names of other tools")
 def test_resume_knows_the_names_of_other_tools(finished, nursery, tmp_path):
     shutil.copytree(finished, tmp_path / "run")
@@ -854,8 +871,7 @@ def test_classes_that_workers_cannot_import(tmp_path):
     [
         (BadInput("that cannot be"), 2, "that cannot be"),
         (RunFailed("it fell over"), 1, "it fell over"),
-        (OSError(errno.ENOSPC, "No space left", "here/x"), 1, "the disk is full at here; what was saved is intact, make room "
-                                                              "first"),
+        (OSError(errno.ENOSPC, "No space", "a/x"), 1, "the disk is full at a, make room; what was saved is intact"),
         (PermissionError(errno.EACCES, "Permission denied", "secret"), 1, "Permission denied: secret"),
         (MemoryError(), 1, "there is not enough memory"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 1, "there is not enough memory"),

@@ -255,6 +255,7 @@ def test_stratified_against_a_loop():
     for group in range(7):
         size = (groups == group).sum()
         assert abs((groups[held] == group).sum() - 0.3 * size) < 1
+    assert 0 in stratified(np.array([7, 8, 8, 8, 8]), 0.9, 0)[0]  # the last one of a group stays
     assert (stratified(groups, 0.3, 1)[1] == held).all() and (stratified(groups, 0.3, 2)[1] != held).any()
 
 

@@ -222,6 +222,7 @@ def test_two_thousand_clients_on_few_test_images_leave_some_without_and_say_so()
         (ByUser(), 5, "does not say who made an example"),
         (Domains(), 5, "has no domains"),
         (File("nowhere.json"), 5, "partition.path is 'nowhere.json'"),
+        (File("nowhere.json", test="holdout"), 5, "partition=file brings its own test shards"),
     ],
 )
 def test_what_cannot_be_is_named_before_any_work(partition, clients, words):
@@ -274,6 +275,9 @@ def test_clients_are_users(images, more, seed):
     assert sum(map(len, owners)) == len(set.union(*owners))  # nobody's examples are at two clients
     if more == "merge":
         assert set.union(*owners) == set(there.tolist())
+        for owner, test in zip(owners, split.test, strict=True):
+            own = images.test.numpy()[np.isin(users[images.test.numpy()], list(owner))]
+            assert not len(own) or set(own.tolist()) == set(test.tolist())  # all that is theirs
     elif fewer < len(there):
         assert all(len(owner) == 1 for owner in owners) and unused_by_notes(split) > 0
 
@@ -300,6 +304,8 @@ def test_each_domain_is_dealt_on_its_own():
     assert any(note.startswith("domain 1: 5 of 5 clients have no test images") for note in split.notes)
     alone = replace(images, train=images.train[images.domains[images.train] == 1])
     assert set(np.concatenate(split.train[5:]).tolist()) <= set(alone.train.tolist())
+    kept_back = Domains(Shards(2), test="holdout", holdout=0.25).split(images, 10, 0)
+    assert [len(shard) for shard in kept_back.test] == [10] * 10
     with pytest.raises(BadInput, match="has 2 domains; each needs a client"):
         Domains().split(images, 1, 0)
 

@@ -209,7 +209,7 @@ def _explain(error: BaseException, run: Path | None) -> int:
 def _trouble(error: OSError) -> str:
     place = f" at {Path(error.filename).parent}" if error.filename else ""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return f"the disk is full{place}; what was saved is intact, make room first"
+        return f"the disk is full{place}, make room; what was saved is intact"
     if error.errno == errno.EPIPE:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would complain once more at its end
         return "nobody reads the output any more"

@@ -69,7 +69,7 @@ ALIASES = {
 def read(file: str | Path | None = None, words: Sequence[str] = ()) -> Experiment:
     """The experiment of a YAML file with `key=value` words laid over it; words win over the file, it over defaults."""
     raw: dict[str, Any] = {}
-    for pairs in (_from_file(Path(file)) if file else [], [_word(word) for word in words]):
+    for pairs in (_from_file(Path(file)) if file else [], [setting(word) for word in words]):
         _lay(raw, pairs)
     return resolve(Experiment, raw)
 
@@ -153,7 +153,8 @@ def _no_file(path: Path) -> str:
     return f"'{path}' is neither a YAML file nor key=value"
 
 
-def _word(word: str) -> tuple[str, Any]:
+def setting(word: str) -> tuple[str, Any]:
+    """Key and value of a `key=value` word, under the name that the key has here."""
     typed, equals, text = word.partition("=")
     typed = typed.strip().lstrip("-").replace("-", "_")
     if not equals or not typed:

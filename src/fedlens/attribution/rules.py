@@ -29,7 +29,7 @@ class _PositiveGradient(torch.autograd.Function):
 
 def guided(step: Step, out: Tensor) -> Tensor:
     """Springenberg et al., 2015: only positive gradients pass, and through active units alone (the ReLU's own part)."""
-    if step.name in SMOOTH:
+    if step.name in SMOOTH or (step.name == "hardtanh" and not is_relu(step)):
         raise BadInput(
             f"{step.where}: guided backpropagation is defined for ReLU, not for {step.name}; use nn.ReLU there, or "
             "method=gradient"

@@ -53,6 +53,8 @@ class Network:
         every = dict(self.module.named_parameters(remove_duplicate=False))
         self._tied = len(every) > len(dict(self.module.named_parameters()))
         self._mode: object = None
+        products = self.names_of(nn.Conv2d, nn.Linear)
+        self._halved = sorted(f"module.{name}" for name in products if name in initial.params)
 
     def at(self, precision: Precision) -> Network:
         return Network(self.module, precision, self.buffers)
@@ -106,6 +108,8 @@ class Network:
         named = {f"module.{k}": v for k, v in (*weights.params.items(), *weights.buffers.items())}
         if named.keys() != self._names:  # functional_call would fall back on the module's own weights
             raise KeyError(f"weights differ from the network's in {', '.join(sorted(self._names ^ named.keys()))}")
+        if self.precision == "bf16" and x.is_cuda:
+            named.update(_halved({name: named[name] for name in self._halved}))
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
             features, logits = functional_call(self._parts, named, (x,), tie_weights=self._tied)
         dtype = next(iter(weights.params.values())).dtype
@@ -141,6 +145,33 @@ class Network:
 def _is_running(name: str, buffer: Tensor) -> bool:
     """A running statistic: counters and masks are no part of a message, and integers are never averaged."""
     return name.rpartition(".")[2].startswith("running_") and buffer.is_floating_point()
+
+
+def _halved(named: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of matrix products in bfloat16, as autocast would cast them one by one: here in one launch."""
+    new: dict[str, Tensor] = {}
+    for trained in (True, False):  # a frozen weight must not make its layer compute a gradient for it
+        some = {name: leaf for name, leaf in named.items() if leaf.requires_grad == trained}
+        if some:
+            new.update(zip(some, _Cast.apply(torch.bfloat16, *some.values()), strict=True))
+    return new
+
+
+class _Cast(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, dtype: torch.dtype, *leaves: Tensor) -> tuple[Tensor, ...]:
+        ctx.dtype = leaves[0].dtype
+        return _cast(leaves, dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *_cast(grads, ctx.dtype)
+
+
+def _cast(leaves: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    new = [torch.empty_like(leaf, dtype=dtype) for leaf in leaves]
+    torch._foreach_copy_(new, list(leaves))
+    return tuple(new)
 
 
 class Dropout(nn.Module):

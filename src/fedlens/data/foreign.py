@@ -14,7 +14,7 @@ import numpy as np
 from ..core.errors import BadInput, nearest
 from .images import DataSource, Decoded, Found, Images
 from .own import as_images, as_labels
-from .partition import Partition
+from .partition import Partition, check_no_other_test
 from .pickles import pickled_array, unpickled
 from .places import own_path
 from .split import Split
@@ -68,6 +68,7 @@ class FlBench(Partition):
     name = "fl_bench"
 
     def split(self, images, clients, seed):
+        check_no_other_test(self)
         folder = own_path(self.path, "partition.path")
         file = folder / "partition.pkl" if folder.is_dir() else folder
         if not file.is_file():

@@ -12,6 +12,7 @@ from ..core.errors import BadInput
 from ..core.fields import Number, Positive, Share
 from ..core.rng import key, numpy_generator
 from .images import Images
+from .places import own_path
 from .shares import Generator, cut, equal_sizes, held_out, matched, proportions, top_up
 from .split import Split
 
@@ -171,7 +172,7 @@ def whose(images: Images) -> np.ndarray:
 class Domains(Partition):
     """The same number of clients for each domain or modality, each dealt on its own by another partition."""
 
-    base: Partition = Iid()  # its options count, also where the test shards come from
+    base: Partition = Iid()
     name = "domains"
 
     def check(self, images, clients):
@@ -186,16 +187,24 @@ class Domains(Partition):
         self.check(images, clients)
         assert images.domains is not None
         domains = torch.unique(images.domains[images.train]).tolist()
+        base = self.base if self.test == "matched" else replace(self.base, test=self.test, holdout=self.holdout)
         train, test, notes = [], [], []
         for domain, count in zip(domains, equal_sizes(clients, len(domains)).tolist(), strict=True):
             parts = {part: getattr(images, part) for part in ("train", "test")}
             parts = {part: index[images.domains[index] == domain] for part, index in parts.items()}
             of_domain = replace(images, name=f"domain {domain} of {images.name}", **parts)
-            split = self.base.split(of_domain, count, key(seed, "domain", domain))
+            split = base.split(of_domain, count, key(seed, "domain", domain))
             train += split.train
             test += split.test
             notes += [f"domain {domain}: {note}" for note in split.notes]
         return Split(train, test, tuple(notes))
+
+
+def check_no_other_test(partition: Partition) -> None:
+    if partition.test != "matched":
+        raise BadInput(
+            f"partition={partition.name} brings its own test shards: leave out partition.test={partition.test}"
+        )
 
 
 @dataclass(frozen=True)
@@ -206,8 +215,7 @@ class File(Partition):
     name = "file"
 
     def split(self, images, clients, seed):
-        from .places import own_path
-
+        check_no_other_test(self)
         split = Split.load(own_path(self.path, "partition.path"), images)
         if len(split) != clients:
             raise BadInput(

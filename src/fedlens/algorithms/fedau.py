@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..core.algorithm import Algorithm
+from ..core.errors import BadInput
+from ..core.fields import Count
+from ..core.tree import mean
+from ..core.weighting import uniformly
+
+
+@dataclass(frozen=True)
+class FedAU(Algorithm):
+    """Wang & Ji, 2024: an update counts as much as its client is rare, by the rounds between its participations.
+
+    down: model; up: delta, weight; memory: last, intervals, waited
+
+    Differs from the paper: a first participation counts one, even after silences that the cutoff has closed.
+    """
+
+    cutoff: Count = (
+        50  # K: a silence of so many rounds is an interval of its own; the released code has none by default
+    )
+
+    default_weighting = uniformly
+
+    def stages(self, plan):
+        if plan.weighting not in (None, uniformly):
+            raise BadInput("fedau itself says how much a client counts: leave weighting at auto")
+        yield from super().stages(plan)
+
+    def initial_memory(self, client):
+        return (
+            super()
+            .initial_memory(client)
+            .replace(
+                last=torch.tensor(-1),  # round of its last participation
+                intervals=torch.tensor(0),  # closed so far
+                waited=torch.tensor(0),  # rounds, their sum
+            )
+        )
+
+    def finish(self, client, local):
+        """The interval that ends now is closed afterwards: it counts from the next participation on."""
+        upload, memory = super().finish(client, local)
+        last, intervals, waited = (int(client.memory[name]) for name in ("last", "intervals", "waited"))
+        silences = (client.round - last - 1) // self.cutoff
+        closed = intervals + silences
+        omega = (waited + silences * self.cutoff) / closed if closed and last >= 0 else 1.0
+        memory = memory.replace(
+            last=torch.tensor(client.round),
+            intervals=torch.tensor(closed + 1),
+            waited=torch.tensor(waited + client.round - last),
+        )
+        return upload.replace(weight=torch.tensor(omega, dtype=torch.float64)), memory
+
+    def aggregate(self, server, uploads):
+        """The sum of omega delta over the population; statistics stay a mean, weights of which sum to one."""
+        weights = [float(u.weight) for u in uploads]
+        delta = mean([u.delta for u in uploads], weights)
+        return self.advance(server, delta.replace(params=delta.params * (sum(weights) / server.population)))

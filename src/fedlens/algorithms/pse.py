@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from ..attribution.cam import resized
+from ..attribution.channels import ChannelTaps
+from ..attribution.question import scores
+from ..core.algorithm import Server
+from ..core.errors import BadInput
+from ..core.fields import Share
+from ..core.network import Network
+from ..core.rng import fold
+from ..core.tree import Tree, grad
+from .fedper import FedPer, Part, is_extractor
+
+PARTS = ("maps", "project", "attend", "embed")  # of a network whose attention another model's maps can take part in
+Pair = tuple[Tree, Tree]  # weights of the local and of the global network, both with the client's classifier
+_UNTAPPED = nullcontext(), nullcontext()
+_ROWS = 1024  # masked images of Score-CAM at a time
+
+
+@dataclass(frozen=True)
+class PSE(FedPer):
+    """Xia, Li & Ding, 2023: channels in which the global extractor speaks more for the classes are pulled to it.
+
+    down: model; up: delta, weight; memory: private
+
+    The extractor is shared, the classifier private. In training the frozen global extractor runs beside the local one
+    under the client's own classifier; both predictions count, and their attentions exchange queries. Prediction is by
+    the local network alone. The paper's ablations are excite=none (v1), attention=self (v2), model.position=false (v3).
+
+    Attention needs a network with maps(x), project(maps), attend(query, key, value, maps) and embed(attended), such as
+    pse_net; others, which must have a convolution, are trained with attention=self.
+
+    Differs from the paper, which contradicts itself: scores are means (sums saturate the sigmoid), the threshold is
+    each layer's own, and a channel is excited only where the difference is more than zero.
+    """
+
+    private: Part = "classifier"  # none: averaged like the extractor
+    xi: Share = 0.01  # how far an excited filter, with its bias, moves to the global one
+    excite: Literal["direct", "penalty", "none"] = "direct"  # after the step (eq. 4), or xi/2 |.|^2 in the loss (eq. 8)
+    attention: Literal["auto", "cross", "self"] = "auto"  # auto: cross where the network has attention
+    cam: Literal["gradcam", "gradcam++", "scorecam"] = "gradcam"  # what a channel's evidence is
+    score: Literal["logit", "prob"] = "logit"  # of the true class
+    score_path: Literal["cross", "self"] = "cross"  # whose scores: those of training, or of each model alone
+    reduce: Literal["mean", "sum"] = "mean"  # over images and places
+    threshold_scope: Literal["layer", "global"] = "layer"  # the mean difference in a layer, or in all layers
+    tap: Literal["relu", "conv"] = "relu"  # a convolution's maps: after its ReLU, or its output
+    local_init: Literal["global", "persistent"] = "global"  # persistent: every client goes on from its own extractor
+
+    def setup(self, server: Server) -> Tree:
+        self.crosses(server.net)
+        return super().setup(server)
+
+    def own(self, net, weights):
+        if self.local_init == "persistent":  # all of it is remembered; what leaves is the same
+            return Tree(params=weights.params, buffers=weights.buffers)
+        return super().own(net, weights)
+
+    def crosses(self, net: Network) -> bool:
+        """Whether queries are exchanged."""
+        missing = [part for part in PARTS if not hasattr(net.module, part)]
+        if missing and self.attention == "cross":
+            raise BadInput(
+                f"pse with attention=cross needs a network with {', '.join(PARTS)}, and this one has no "
+                f"{' and no '.join(missing)}; use model=pse_net, or algorithm.attention=self for excitation alone"
+            )
+        return not missing and self.attention != "self"
+
+    def step(self, client, local, batch):
+        net, received = client.net, client.received.model
+        extractor = received.select(lambda name: is_extractor(net, name))
+        ours = Tree(params=local.params.map(lambda p: p.detach().requires_grad_()), buffers=local.buffers)
+        # A frozen norm keeps its statistics for the way back: not those that the training pass moves in place.
+        theirs = ours.replace(buffers=local.buffers.clone()) | extractor
+        with torch.enable_grad():
+            taps = self.taps(net, ours), self.taps(net, theirs)
+            outs, asked = self.look(net, (ours, theirs), batch.x, batch.key, taps)
+            loss = self.loss(client, ours, batch, outs[0]) + self.loss(client, ours, batch, outs[1])
+            chosen = {}
+            if self.excite != "none":
+                evidence = self.evidence(net, (ours, theirs), batch, taps, asked)
+                chosen = _filters(self.excited(*evidence), extractor.params)
+            grads = grad(loss, ours.params)
+        if self.excite == "penalty":
+            drift = {name: rows * (local.params[name] - extractor.params[name]) for name, rows in chosen.items()}
+            grads = grads.replace(**{name: grads[name] + self.xi * away for name, away in drift.items()})
+        client.optimizer.update_(local.params, grads, local.optimizer)
+        if self.excite == "direct":
+            for name, rows in chosen.items():
+                local.params[name].lerp_(extractor.params[name], rows * self.xi)
+        return local
+
+    def taps(self, net: Network, weights: Tree) -> Any:
+        """A context in which a pass leaves what evidence is made of."""
+        if self.excite == "none":
+            return nullcontext()
+        if self.cam == "scorecam":
+            return _Maps(net, weights, tap=self.tap)
+        return ChannelTaps(net, weights, tap=self.tap, cam=self.cam)
+
+    def look(
+        self, net: Network, pair: Pair, x: Tensor, key: Tensor | None = None, taps: Any = _UNTAPPED
+    ) -> tuple[list[Tree], list[Tensor]]:
+        """(features and logits, logits that evidence is asked of) of the local and of the global network.
+
+        With a key it is a training pass of the local one; the global one reads its statistics and writes none.
+        """
+        crosses, seen = self.crosses(net), []
+        for weights, own_key, tap in zip(pair, (key, None), taps, strict=True):
+            with tap:
+                if crosses:
+                    seen.append(_call(net, weights, _maps, x, key=own_key))
+                else:
+                    seen.append(net.look(weights, x, train=own_key is not None, key=own_key))
+        if not crosses:
+            return seen, [out.logits for out in seen]
+        outs = _call(net, pair[0], _exchanged, *seen, key=key)
+        alone = outs if self.score_path == "cross" else _call(net, pair[0], _alone, *seen)
+        return [out.map(lambda t: t.to(x.dtype)) for out in outs], [out.logits.to(x.dtype) for out in alone]
+
+    def evidence(
+        self, net: Network, pair: Pair, batch: Tree, taps: tuple[Any, Any], asked: list[Tensor]
+    ) -> tuple[Tree, Tree]:
+        """{convolution: [channels]} of the local and of the global extractor: how each speaks for the true classes."""
+        layers = [layer for layer in taps[0].leaves if is_extractor(net, f"{layer}.weight")]
+        if not layers:
+            raise BadInput(
+                f"pse excites convolutions, and this network has none with a {self.tap} to tap; "
+                "take another model, algorithm.tap=conv, or algorithm.excite=none"
+            )
+        found = []
+        for at, tap in enumerate(taps):
+            if self.cam == "scorecam":
+                found.append(self.score_cam(net, pair, batch, at, {layer: tap.maps[layer] for layer in layers}))
+            else:
+                score = (self.of_truth(asked[at], batch.y) * batch.weight).sum()
+                found.append(tap.gradients(score, batch.weight.sum(), self.reduce))
+        # The sigmoid of a small number is one half in half precision, whatever the number.
+        ours, theirs = (Tree({layer: tree[layer].to(asked[0].dtype) for layer in layers}) for tree in found)
+        return ours, theirs
+
+    def of_truth(self, logits: Tensor, y: Tensor) -> Tensor:
+        """Scores of the true classes."""
+        return scores(logits, self.score).gather(1, y[:, None])[:, 0]
+
+    @torch.no_grad()
+    def score_cam(self, net: Network, pair: Pair, batch: Tree, at: int, maps: dict[str, Tensor]) -> Tree:
+        """Wang et al., 2020: how far the score rises from the empty image to what a channel's map lets through."""
+
+        def score(x: Tensor, y: Tensor) -> Tensor:
+            apart = self.score_path == "self" or not self.crosses(net)
+            return self.of_truth(net(pair[at], x) if apart else self.look(net, pair, x)[1][at], y)
+
+        x, y, found = batch.x, batch.y, {}
+        base, together = score(torch.zeros_like(x), y), max(1, _ROWS // len(y))
+        for layer, every in maps.items():
+            rises = []
+            for part in every.to(x.dtype).transpose(0, 1).split(together):  # [channels, images, h, w]
+                low, high = part.amin((2, 3), keepdim=True), part.amax((2, 3), keepdim=True)
+                masks = resized(((part - low) / (high - low).clamp(min=1e-12)).flatten(0, 1), x)
+                seen = masks.unflatten(0, part.shape[:2])[:, :, None] * x
+                through = score(seen.flatten(0, 1), y.repeat(len(part))).view(-1, len(y))
+                rises.append(((through - base) * batch.weight).sum(1))
+            found[layer] = torch.cat(rises) / (batch.weight.sum() if self.reduce == "mean" else 1)
+        return Tree(found)
+
+    def excited(self, ours: Tree, theirs: Tree) -> dict[str, Tensor]:
+        """{convolution: [channels]}: where the global evidence exceeds the local one, and by no less than usual."""
+        gaps = {layer: (theirs[layer].sigmoid() - ours[layer].sigmoid()).clamp(min=0) for layer in ours}
+        every = torch.cat(list(gaps.values())).mean()
+        usual = {layer: every if self.threshold_scope == "global" else gap.mean() for layer, gap in gaps.items()}
+        # Just after the download both extractors are the same and all gaps are zero: then none is excited.
+        return {layer: (gap >= usual[layer]) & (gap > 0) for layer, gap in gaps.items()}
+
+
+class _Maps(ChannelTaps):
+    """Keeps the maps themselves."""
+
+    def __init__(self, net: Network, weights: Tree, **how: Any):
+        super().__init__(net, weights, **how)
+        self.maps: dict[str, Tensor] = {}
+
+    def _tapped(self, names: list[str], out: Tensor) -> Tensor:
+        self.maps |= dict.fromkeys(names, out.detach())
+        return super()._tapped(names, out)
+
+
+def _call(net: Network, weights: Tree, f: Callable, *inputs: Tensor, key: Tensor | None = None) -> Any:
+    """f(module, *inputs) of the network's module under these weights; with a key it is a training pass."""
+    net._set_mode(key is not None, None)
+    if key is not None:
+        for name, part in net._dropouts:
+            part.key = fold(key, name)
+    if net.layout is not None:
+        inputs = tuple(x.contiguous(memory_format=net.layout) for x in inputs)
+    named = {f"module.{k}": v for k, v in (*weights.params.items(), *weights.buffers.items())}
+    with torch.autocast(inputs[0].device.type, torch.bfloat16, enabled=net.precision == "bf16"):
+        return functional_call(_Under(net.module), named, (f, *inputs), tie_weights=net._tied)
+
+
+class _Under(nn.Module):
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, f: Callable, *inputs: Tensor) -> Any:
+        return f(self.module, *inputs)
+
+
+def _maps(module: Any, x: Tensor) -> Tensor:
+    return module.maps(x)
+
+
+def _exchanged(module: Any, ours: Tensor, theirs: Tensor) -> list[Tree]:
+    """Keys and values of one model meet the queries of the other."""
+    (q, k, v), (other_q, other_k, other_v) = module.project(ours), module.project(theirs)
+    return [_classified(module, other_q, k, v, ours), _classified(module, q, other_k, other_v, theirs)]
+
+
+def _alone(module: Any, ours: Tensor, theirs: Tensor) -> list[Tree]:
+    return [_classified(module, *module.project(maps), maps) for maps in (ours, theirs)]
+
+
+def _classified(module: Any, *attention: Tensor) -> Tree:
+    features = module.embed(module.attend(*attention))
+    return Tree(features=features, logits=module.head(features))
+
+
+def _filters(chosen: dict[str, Tensor], like: Tree) -> dict[str, Tensor]:
+    """{weight: [channels, 1, ...]} of filters and their biases, one where the channel is chosen."""
+    pairs = ((f"{layer}.{part}", channels) for layer, channels in chosen.items() for part in ("weight", "bias"))
+    return {n: channels.to(like[n]).view(-1, *[1] * (like[n].dim() - 1)) for n, channels in pairs if n in like}
