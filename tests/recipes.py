@@ -44,7 +44,7 @@ RECIPES = {
     "fedsl, bilinear": FedSL(FedDyn(), f=8, down="bilinear"),
     "fedper, nothing private": FedPer(private="none"),
     "fedper+ft, head": FineTuned(FedPer(), part="head"),
-    "fedrep, head alone": FedRep(head_epochs=1, server_lr=0.5),
+    "fedrep, slow server": FedRep(head_epochs=1, server_lr=0.5),
     "lgfedavg, all shared": LGFedAvg(shared_layers=2),
     "ditto+ft": FineTuned(Ditto(pull=0.1)),
     "apfl, by round": APFL(alpha=0.75, alpha_every="round", order="sequential"),

@@ -13,6 +13,7 @@ from ..core.algorithm import Client, Errand, Recipe
 from ..core.batches import Shard, plan
 from ..core.fields import Count
 from ..core.network import Network
+from ..core.objective import weighted
 from ..core.optimizer import Adam
 from ..core.rng import seeded
 from ..core.tree import Tree, grad
@@ -125,11 +126,12 @@ def autoencoder(client: Client, f: int, epochs: int) -> tuple[Network, Tree]:
     weights = net.initial_weights().map(lambda leaf: leaf.to(like))
     descent = Adam(lr=0.01)
     state = descent.init(weights.params)
-    for row in plan(client.examples, 32, client.key, epochs=epochs).rows:
+    rows, counts, _ = plan(client.examples, 32, client.key, epochs=epochs)
+    for row, count in zip(rows, counts, strict=True):
         x = pixels(Shard(client.data.whole, client.data.index[row.to(client.data.index.device)]))
         params = weights.params.map(lambda leaf: leaf.detach().requires_grad_())
         with torch.enable_grad():
             again = net.look(weights.replace(params=params), x).logits[..., : x.shape[2], : x.shape[3]]
-            grads = grad(F.mse_loss(again, x), params)
+            grads = grad(weighted((again - x).square().flatten(1).mean(1), Tree(weight=count.to(x))), params)
         descent.update_(weights.params, grads, state)
     return net, weights
