@@ -16,6 +16,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import termios
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,12 +32,6 @@ from fedlens.core.tree import Tree
 from fedlens.describe import describe
 from fedlens.diff import differences
 from fedlens.experiment import Experiment
-
-
-def reported(reason):
-    """A fault that is known and not mended yet; when it is, the test says so."""
-    return pytest.mark.xfail(strict=True, reason=reason)
-
 
 COMMAND = [sys.executable, "-m", "fedlens"]
 SMALL = ["clients=4", "cohort=3", "model=mlp", "model.hidden=8", "local.steps=2", "evaluate.personal=none"]
@@ -180,12 +175,12 @@ def same(a, b):
 # ---- as it should be ----
 def test_help_answers_at_once(tmp_path):
     seconds = []
-    for _ in range(3):
+    while not seconds or min(seconds) > 0.5:  # tried again where others use the machine, too
         start = time.perf_counter()
         ended = fedlens("--help", cwd=tmp_path)
         seconds.append(time.perf_counter() - start)
         assert ended.code == 0 and all(verb in ended.out for verb in ("run", "resume", "describe", "diff"))
-    assert min(seconds) < 0.5
+        assert len(seconds) < 6, seconds
     assert fedlens(cwd=tmp_path) == Ended(0, ended.out, "")  # no words at all: the same
 
 
@@ -495,7 +490,6 @@ def test_sentences_of_a_whole_process(tmp_path):
     assert (ended.code, ended.out, ended.sentence) == (2, "", "unknown key roundz; did you mean 'rounds'?")
 
 
-@reported("Scaffold and FedNova refuse adam in finish, after the first client has trained: refuse it in stages")
 @pytest.mark.parametrize("algorithm", ["scaffold", "fednova", "scaffold+ft"])
 def test_refused_before_anything_is_written(nursery, tmp_path, algorithm):
     words = [f"algorithm={algorithm}", "optimizer=adam", "out=run"]
@@ -542,7 +536,6 @@ def disk(tmp_path):
     subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-@reported("RunFolder.create names only three of the errors that say that a folder cannot be made")
 def test_out_on_a_disk_that_is_locked(disk, nursery):
     place, remount = disk
     assert remount("ro")
@@ -582,7 +575,7 @@ def cut(path: Path) -> None:
     "damaged",
     [
         "000004.safetensors",
-        pytest.param("000004.json", marks=reported("RunFolder.load does not fall back when a manifest is no JSON")),
+        "000004.json",
     ],
 )
 def test_damaged_checkpoint(stopped, finished, nursery, damaged):
@@ -610,7 +603,6 @@ def test_no_checkpoint_is_left(stopped, nursery):
     assert ended.code == 2 and ended.sentence.startswith("run: no intact checkpoint is left: checkpoint 4 is damaged")
 
 
-@reported("Memories.get passes on what safetensors says about half a file")
 def test_damaged_memory(stopped, nursery):
     for path in (stopped / "clients").iterdir():
         cut(path)
@@ -620,7 +612,6 @@ def test_damaged_memory(stopped, nursery):
     assert ended.code == 2 and "safetensors is damaged" in ended.sentence
 
 
-@reported("tables passes on what pyarrow says about half a file")
 @pytest.mark.parametrize("table", ["metrics", "bytes"])
 def test_damaged_table(stopped, nursery, table):
     (part,) = (stopped / f"{table}.parquet").iterdir()
@@ -649,17 +640,16 @@ def test_damaged_papers(finished, nursery, tmp_path, name):
 
 def test_keys_that_may_not_change(stopped, nursery):
     ended = nursery("resume", "run", "local.lr=0.5", cwd=stopped.parent)
-    said = "local.lr cannot change when a run is resumed; engine, workers, memory, checkpoint, rounds can"
+    said = "local.lr cannot change when a run is resumed; "
+    said += "rounds, engine, workers, lanes, memory, checkpoint, picture can"
     assert (ended.code, ended.sentence) == (2, said)
 
 
-@reported("simulate.resume returns the old result when fewer rounds are asked for than are done")
 def test_resume_for_fewer_rounds(finished, nursery):
     ended = nursery("resume", "run", "rounds=3", cwd=finished.parent)
     assert ended.code == 2 and ended.sentence == "rounds is 3, but run has done 4 already"
 
 
-@reported("simulate.resume with more rounds takes what came after the last one for one of them")
 @pytest.mark.parametrize("words", [["algorithm=scaffold+ft"], ["schedule=cosine"]])
 def test_rounds_that_would_have_been_different(nursery, tmp_path, words):
     """After fine-tuning, or when the learning rate has already come to its end, there is no going on."""
@@ -669,14 +659,12 @@ def test_rounds_that_would_have_been_different(nursery, tmp_path, words):
     assert ended.code == 2 and ended.sentence.startswith("rounds cannot change any more")
 
 
-@reported("simulate.resume knows no names of other tools")
 def test_resume_knows_the_names_of_other_tools(finished, nursery, tmp_path):
     shutil.copytree(finished, tmp_path / "run")
     ended = nursery("resume", "run", "num_rounds=5", cwd=tmp_path)
     assert ended.code == 0 and "round 5/5" in ended.out
 
 
-@reported("simulate.resume takes device and precision as they were on the machine where the run began")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_resume_without_the_gpu_it_began_on(stopped, nursery):
     file = stopped / "config.yaml"
@@ -686,7 +674,7 @@ def test_resume_without_the_gpu_it_began_on(stopped, nursery):
 
 
 # ---- stopped from outside ----
-LONG = [*SMALL, "algorithm=scaffold", "rounds=6", "local.steps=60"]
+LONG = [*SMALL, "algorithm=scaffold", "rounds=6", "local.steps=120"]  # time enough to be stopped half-way
 
 
 @pytest.fixture(scope="module")
@@ -709,7 +697,6 @@ def test_interrupt_to_the_whole_group(long, nursery, tmp_path):
     assert ended.code == 0 and re.search("from round [2-5]", ended.out) and same(long, tmp_path / "run")
 
 
-@reported("workers get the terminal's SIGINT while they still import torch: start them with process_group=0")
 def test_interrupt_while_workers_start(nursery, tmp_path):
     nursery.begin("run", *LONG, "engine=workers", "workers=2", "out=run", cwd=tmp_path)
     nursery.wait_for("scaffold on")
@@ -756,7 +743,9 @@ def test_a_reader_that_leaves(tmp_path):
 def terminal(nursery, *words, cwd, press="", environment=()) -> tuple[int, str]:
     """(exit code, all that was written) of a session in a terminal; Ctrl-C is pressed once this text is seen."""
     ours, theirs = pty.openpty()
-    seen = b""
+    seen, settings = b"", termios.tcgetattr(theirs)
+    settings[3] = settings[3] & ~termios.ECHO | termios.NOFLSH  # or Ctrl-C would drop what is still on its way to us
+    termios.tcsetattr(theirs, termios.TCSANOW, settings)
     kind = {"TERM": "xterm-256color", "COLUMNS": "100", "LINES": "40", **dict(environment)}
     nursery.begin(*words, cwd=cwd, environment=kind, terminal=os.ttyname(theirs))
     while select.select([ours], [], [], 0.05)[0] or not nursery.over:
@@ -788,7 +777,7 @@ def on_screen(text: str) -> list[str]:
 def test_live_panel(long, nursery, tmp_path):
     """Ctrl-C in the middle, then to the end; the panel is drawn in place and the screen is left tidy."""
     code, text = terminal(nursery, "run", *LONG, "engine=sequential", "out=[bold]run", cwd=tmp_path, press="round 3/6")
-    lines = on_screen(text.replace("^C", ""))
+    lines = on_screen(text)
     assert code == 130 and text.count("\x1b[?25l") == text.count("\x1b[?25h")  # the cursor is back
     assert lines[0].startswith("╭─ scaffold on mnist5k") and "-> [bold]run" in lines[0]  # a path is no markup
     assert lines[-1] == "fedlens: stopped, and the last checkpoint is kept; go on with `fedlens resume '[bold]run'`"

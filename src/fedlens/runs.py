@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -57,7 +58,9 @@ class RunFolder:
         try:
             folder.checkpoints.mkdir(parents=True, exist_ok=True)
             write_whole(folder.path / "config.yaml", config.encode())
-        except (FileExistsError, NotADirectoryError, PermissionError) as error:
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise
             raise BadInput(f"out: {folder.path} cannot be a folder ({error.strerror})") from None
         return folder
 
@@ -131,7 +134,7 @@ class RunFolder:
         for round in found:
             try:
                 return self._load(round), wrong
-            except (OSError, ValueError, KeyError) as error:
+            except (BadInput, OSError, ValueError, KeyError) as error:
                 wrong.append(f"checkpoint {round} is damaged ({error})")
         if found:
             raise BadInput(f"{self.path}: no intact checkpoint is left: {'; '.join(wrong)}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -95,21 +95,39 @@ def run(experiment: Experiment | None = None, *, watcher: Watcher | None = None)
     return _carry_on(folder, experiment, None, [], watcher or Nobody(), images)
 
 
-def resume(path: str | Path, words: tuple[str, ...] = (), *, watcher: Watcher | None = None) -> Result:
+_CHANGEABLE = ("rounds", "engine", "workers", "lanes", "memory", "checkpoint", "picture")
+
+
+def resume(path: str | Path, words: Sequence[str] = (), *, watcher: Watcher | None = None) -> Result:
     """Go on after a crash, to the same bits; `words` may change where it runs and how many rounds."""
     folder = RunFolder.open(path)
     for word in words:
-        if (name := word.partition("=")[0]) not in ("rounds", "engine", "workers", "memory", "checkpoint"):
-            raise BadInput(
-                f"{name} cannot change when a run is resumed; engine, workers, memory, checkpoint, rounds can"
-            )
-    experiment = replace(config.read(folder.config, words), out=str(folder.path))
-    if any(word.partition("=")[0] in ("engine", "workers") for word in words):
-        experiment = experiment.placed()
-    if (before := folder.result()) and before["rounds"] >= len(experiment.timetable()):
-        return Result(**before)
+        name = word.partition("=")[0]
+        if config.ALIASES.get(name, name) not in _CHANGEABLE:
+            raise BadInput(f"{name} cannot change when a run is resumed; {', '.join(_CHANGEABLE)} can")
+    began, experiment = (replace(config.read(folder.config, w), out=str(folder.path)) for w in ((), words))
     checkpoint, notes = folder.load()
-    return _carry_on(folder, experiment, checkpoint, notes, watcher or Nobody(), experiment.data.load())
+    done = checkpoint.round if checkpoint else 0
+    _same_path(began, experiment, done, folder.path)
+    if (before := folder.result()) and done == len(experiment.timetable()):
+        return Result(**before)
+    return _carry_on(folder, experiment.placed(), checkpoint, notes, watcher or Nobody(), experiment.data.load())
+
+
+def _same_path(began: Experiment, now: Experiment, done: int, path: Path) -> None:
+    """With another number of rounds, the rounds that are done must have been the same."""
+
+    def steps(experiment: Experiment) -> list[Any]:
+        return [
+            (replace(stage, rounds=0, optimizer=stage.optimizer.at(at, stage.rounds)), at, since)
+            for stage, at, since in experiment.timetable()[:done]
+        ]
+
+    if len(now.timetable()) < done:
+        raise BadInput(f"rounds is {now.rounds}, but {path} has done {done} already")
+    if steps(began) != steps(now):
+        why = "the rounds already done would have been others (a last stage, or a rate that depends on their number)"
+        raise BadInput(f"rounds cannot change any more: {why}")
 
 
 def _carry_on(

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from .core.errors import BadInput
 from .core.memories import write_whole
 
 METRICS = pa.schema(
@@ -70,7 +71,7 @@ class Table:
             if last <= round:
                 continue
             if first <= round:
-                table = pq.read_table(part, schema=self.schema)
+                table = _read_part(part, self.schema)
                 self._write(table.filter(pa.array([r <= round for r in table["round"].to_pylist()])))
             part.unlink()
 
@@ -87,7 +88,14 @@ def read(folder: Path, schema: pa.Schema) -> pa.Table:
 
 
 def _read(parts: list[Path], schema: pa.Schema) -> pa.Table:
-    return pa.concat_tables([pq.read_table(part, schema=schema) for part in parts]) if parts else schema.empty_table()
+    return pa.concat_tables([_read_part(part, schema) for part in parts]) if parts else schema.empty_table()
+
+
+def _read_part(part: Path, schema: pa.Schema) -> pa.Table:
+    try:
+        return pq.read_table(part, schema=schema)
+    except (pa.ArrowInvalid, OSError):
+        raise BadInput(f"{part} is damaged: it is not a whole Parquet file") from None
 
 
 def _parts(folder: Path) -> list[Path]:

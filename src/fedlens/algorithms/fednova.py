@@ -15,6 +15,8 @@ class FedNova(Algorithm):
     down: model; up: delta, weight, reach; memory: nothing
     """
 
+    needs_reach = True
+
     def finish(self, client, local):
         """delta.params is what one step moved: the update divided by the reach of the client's steps."""
         upload, memory = super().finish(client, local)

@@ -17,6 +17,7 @@ class Scaffold(Algorithm):
     """
 
     default_weighting = uniformly
+    needs_reach = True
 
     def setup(self, server):
         state = super().setup(server)

@@ -105,6 +105,7 @@ class Algorithm:
 
     server_lr: Positive = field(default=1.0, kw_only=True)  # of the mean delta
     default_weighting: ClassVar[Callable] = by_examples
+    needs_reach: ClassVar[bool] = False  # True: it divides the local path by optimizer.reach(steps)
     capturable: ClassVar[bool] = True  # False: its step cannot be recorded and runs eagerly
     judged: ClassVar[tuple[str, ...]] = ("personal before", "personal after")  # local training: clients' own models
 
@@ -199,6 +200,8 @@ class Algorithm:
 
     def stages(self, plan: Stage) -> Iterator[Stage]:
         """The phases of a run that was asked for as `plan`."""
+        if self.needs_reach:
+            plan.optimizer.reach(1)  # refused here, before anything is trained
         yield replace(plan, algorithm=self, weighting=plan.weighting or type(self).default_weighting)
 
 

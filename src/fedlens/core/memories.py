@@ -6,6 +6,9 @@ import os
 from collections import OrderedDict
 from pathlib import Path
 
+from safetensors import SafetensorError
+
+from .errors import BadInput
 from .tree import Tree
 from .wire import decode, encode
 
@@ -55,7 +58,11 @@ class Memories:
         if client not in self._stored:
             return Tree()
         assert self.folder is not None
-        memory = decode((self.folder / name(client, self._stored[client])).read_bytes())
+        path = self.folder / name(client, self._stored[client])
+        try:
+            memory = decode(path.read_bytes())
+        except (SafetensorError, ValueError, KeyError, FileNotFoundError):
+            raise BadInput(f"{path} is damaged: what this client remembered cannot be read") from None
         self._keep(client, self._stored[client], memory)
         return memory
 

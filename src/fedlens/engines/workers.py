@@ -48,7 +48,9 @@ class Workers:
         threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         environment = {**os.environ, **threads, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         command = [sys.executable, "-m", "fedlens.engines.worker", str(theirs.fileno()), str(os.getpid())]
-        self._processes.append(subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment))
+        # A group of their own: Ctrl-C in a terminal is for the parent, even while they still import.
+        process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, process_group=0)
+        self._processes.append(process)
         self._connections.append(mine)
         theirs.close()
         try:
