@@ -74,13 +74,14 @@ STAGE = Stage(
 
 
 # ---- the paper, channel by channel -----------------------------------------------------------------------------------
-def extract(p: Weights, x: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """F, and the maps of the three convolutions after their ReLU."""
+def extract(p: Weights, x: Tensor, tap: str = "relu") -> tuple[Tensor, list[Tensor]]:
+    """F, and the maps of the three convolutions."""
     seen = []
     for at in (1, 2, 3):
-        x = F.relu(F.conv2d(x, p[f"extractor.conv{at}.weight"], p[f"extractor.conv{at}.bias"], padding=1))
-        seen.append(x)
-        x = F.max_pool2d(x, 2)
+        before = F.conv2d(x, p[f"extractor.conv{at}.weight"], p[f"extractor.conv{at}.bias"], padding=1)
+        after = F.relu(before)
+        seen.append(after if tap == "relu" else before)
+        x = F.max_pool2d(after, 2)
     return x, seen
 
 
@@ -192,9 +193,9 @@ def pse(method: PSE, net: Network, data: Federation, heads: int = 2) -> tuple[We
             for row, weight in zip(rows, weights, strict=True):
                 x, y = data.data.x[mine[row]], data.data.y[mine[row]]
                 frozen = {n: v for n, v in server.items() if n.startswith("extractor.")}
-                ours, seen = extract(p, x)
+                ours, seen = extract(p, x, method.tap)
                 still = {n: v.clone().requires_grad_() for n, v in frozen.items()}
-                theirs, other = extract(still, x)
+                theirs, other = extract(still, x, method.tap)
                 outs = both(p, ours, theirs, heads, cross)
                 loss = sum((F.cross_entropy(out, y, reduction="none") * weight).sum() / weight.sum() for out in outs)
                 chosen: list[list[bool]] = []
@@ -274,6 +275,7 @@ VARIANTS = {
     "gradcam++, sums": PSE(xi=0.5, cam="gradcam++", reduce="sum", score_path="self"),
     "scorecam": PSE(xi=0.5, cam="scorecam"),
     "scorecam, each alone": PSE(xi=0.5, cam="scorecam", reduce="sum", score_path="self", score="prob"),
+    "before the ReLU": PSE(xi=0.5, tap="conv"),
     "persistent": PSE(xi=0.5, local_init="persistent"),
     "shared classifier": PSE(xi=0.5, private="none"),
     "v1": PSE(excite="none"),
@@ -328,10 +330,10 @@ def test_the_switches_matter():
 
 # ---- oracles of the fact sheet ---------------------------------------------------------------------------------------
 def looked(method: PSE, net: Network, ours: Tree, theirs: Tree, batch: Tree) -> tuple[list[Tree], tuple[Tree, Tree]]:
-    taps = method.taps(net, ours), method.taps(net, theirs)
+    taps = method.tap_of(net, ours), method.tap_of(net, theirs)
     with torch.enable_grad():
-        outs, asked = method.look(net, (ours, theirs), batch.x, batch.key, taps)
-        return outs, method.evidence(net, (ours, theirs), batch, taps, asked)
+        seen = method.look(net, (ours, theirs), batch.x, batch.key, taps)
+        return seen.outs, method.evidence(net, (ours, theirs), batch, taps, seen)
 
 
 def some_batch(side: int = SIDE) -> Tree:
@@ -421,7 +423,7 @@ def test_exchange_between_equal_models_is_self_attention(side, tokens, heads, re
     """Maps of 3 x 3, 4 x 4 and 1 x 1."""
     net = tiny(PseNet(tokens=tokens, heads=heads, count=2, hidden=5, residual=residual), side=side)
     weights, batch, method = net.initial_weights(), some_batch(side), PSE(attention="cross")
-    outs, _ = method.look(net, (weights, weights), batch.x)
+    outs = method.look(net, (weights, weights), batch.x).outs
     alone = net.look(weights, batch.x)
     for out in outs:
         torch.testing.assert_close(out.logits, alone.logits, rtol=1e-12, atol=1e-14)
@@ -433,7 +435,7 @@ def test_exchange_between_equal_models_is_self_attention(side, tokens, heads, re
     rows = module.attention(other, k).sum(-1)
     assert maps.shape[-2:] == (side // 8, side // 8) and module.attend(other, k, v, maps).shape == maps.shape
     torch.testing.assert_close(rows, torch.ones_like(rows), rtol=1e-12, atol=0)
-    crossed, _ = method.look(net, (weights, moved(weights)), batch.x)
+    crossed = method.look(net, (weights, moved(weights)), batch.x).outs
     assert (crossed[0].logits - crossed[1].logits).abs().max() > 1e-6
 
 
@@ -444,7 +446,7 @@ def test_queries_are_exchanged_and_not_keys():
     theirs = moved(ours)
     p, other = dict(ours.params), dict(theirs.params)
     f, g = extract(p, batch.x)[0], extract(other, batch.x)[0]
-    outs, _ = PSE(attention="cross").look(net, (ours, theirs), batch.x)
+    outs = PSE(attention="cross").look(net, (ours, theirs), batch.x).outs
     torch.testing.assert_close(outs[0].logits, classify(p, attend(p, g, f, 2)), rtol=1e-12, atol=1e-14)
     torch.testing.assert_close(outs[1].logits, classify(p, attend(p, f, g, 2)), rtol=1e-12, atol=1e-14)
 

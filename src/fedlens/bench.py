@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -57,6 +58,9 @@ JOBS = (
     Work("ResNet18, stock stem, 10 clients", MODELS["resnet18"](), 10, 10, 64),
     Work("ResNet18, 3x3 stem, 10 clients", MODELS["resnet18"](stem="cifar"), 10, 10, 64),
 )
+
+
+SMALL = (replace(JOBS[0], name="small CNN, 4 clients", clients=4, steps=3, batch=8),)
 
 
 def parts(work: Work, precision: Precision, device: str) -> tuple[Network, Federation]:
@@ -145,3 +149,25 @@ def bench(
                 row["over_sequential"] = row["images_per_second"] / base["sequential"]
                 row["over_central"] = row["images_per_second"] / base["central"]
     return rows
+
+
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """Bars of images per second, a panel for each job."""
+    from .report.style import COLOURS, pyplot, save
+
+    jobs = list(dict.fromkeys(row["job"] for row in rows))
+    figure, axes = pyplot().subplots(1, len(jobs), figsize=(4.2 * len(jobs), 2.6), squeeze=False)
+    for job, axis in zip(jobs, axes[0], strict=True):
+        some = [row for row in rows if row["job"] == job]
+        colours = [COLOURS[6] if row["engine"].startswith("central") else COLOURS[0] for row in some]
+        names = [row["engine"] for row in some]
+        axis.barh(names, [row["images_per_second"] for row in some], color=colours, height=0.6)
+        for place, row in enumerate(some):
+            axis.text(row["images_per_second"], place, f" {row['images_per_second']:,.0f}", va="center", fontsize=8)
+        axis.set_title(job, fontsize=9)
+        axis.set_xlabel("images per second")
+        axis.margins(x=0.25)
+        axis.invert_yaxis()
+        axis.grid(axis="y", visible=False)
+    figure.tight_layout()
+    save(figure, path)

@@ -119,6 +119,151 @@ def diff(a: str, b: str, json: Json = False) -> None:
     raise typer.Exit(1 if found else 0)
 
 
+@app.command(context_settings={"ignore_unknown_options": True})
+def explain(
+    words: Annotated[list[str] | None, typer.Argument(metavar="[RUN] [key=value ...]", show_default=False)] = None,
+    weights: Annotated[str, typer.Option(help="A safetensors file, when there is no run.")] = "",
+    clients: Annotated[str, typer.Option(help="Clients whose own models are shown, such as 0,3.")] = "",
+    methods: Annotated[str, typer.Option(help="Such as lrp,guided_backprop,grad_cam.")] = "",
+    images: Annotated[int, typer.Option(min=1, max=64)] = 6,
+    out: Annotated[str, typer.Option(help="PNG, SVG or PDF.")] = "",
+    json: Json = False,
+) -> None:
+    """Draw what models look at: a run's, or model=... with --weights FILE on data=..."""
+    from . import config
+    from .attribution import METHODS
+    from .attribution.gallery import USUAL
+    from .core.errors import BadInput, nearest
+    from .explain import explain_model, explain_run
+
+    run, settings = _split(words)
+    chosen = [name.strip() for name in methods.split(",") if name.strip()] or list(USUAL)
+    for name in chosen:
+        if name not in METHODS:
+            raise BadInput(f"--methods {name!r} is unknown; {nearest(name, METHODS)}")
+    place = Path(out) if out else None
+    if run:
+        if settings or weights:
+            raise BadInput("a run has its own model, data and weights: name a RUN, or model=, data= and --weights")
+        if not all(part.strip().isdigit() for part in clients.split(",") if part):
+            raise BadInput(f"--clients is {clients!r}, but it should be numbers such as 0,3")
+        numbers = [int(part) for part in clients.split(",") if part]
+        drawn = explain_run(run, place, clients=numbers, count=images, methods=chosen)
+    else:
+        where = place or Path("explain.png")
+        drawn = explain_model(config.read(None, settings), weights, where, count=images, methods=chosen)
+    _say_json({"picture": str(drawn)}) if json else print(drawn)
+
+
+@app.command()
+def bench(
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds in each of three timed series.")] = 3,
+    small: Annotated[bool, typer.Option(help="A few steps of small models: a look, no measurement.")] = False,
+    out: Annotated[str, typer.Option(help="A picture of the result.")] = "",
+    json: Json = False,
+) -> None:
+    """Images per second of each engine on this machine, beside one model trained centrally on as many images."""
+    import torch
+
+    from .bench import JOBS, SMALL, bench, draw
+    from .experiment import Experiment
+    from .simulate import matmuls, threads
+
+    placed = Experiment(device=device).placed()
+    jobs = SMALL if small else JOBS
+    with threads(1), matmuls(placed.precision):
+        rows = bench(jobs, placed.precision, placed.device, placed.workers, repeats)  # pyright: ignore[reportArgumentType]
+    if out:
+        draw(rows, Path(out))
+    if json:
+        name = torch.cuda.get_device_name() if placed.device != "cpu" else "CPU"
+        _say_json({"device": name, "precision": placed.precision, "torch": torch.__version__, "rows": rows})
+        return
+    columns = (
+        "job",
+        "engine",
+        "images_per_second",
+        "over_sequential",
+        "over_central",
+        "first_round_seconds",
+        "peak_gib",
+    )
+    _print_rows([{name: row[name] for name in columns} for row in rows])
+
+
+data_app = typer.Typer(no_args_is_help=True, help="Data sets and splits.", rich_markup_mode=None)
+app.add_typer(data_app, name="data")
+
+
+@data_app.command("list")
+def data_list(json: Json = False) -> None:
+    """Every data set and where it was found, and every partition."""
+    from .data.show import list_rows
+
+    rows = list_rows()
+    _say_json(rows) if json else _print_rows(rows)
+
+
+@data_app.command("get")
+def data_get(name: str, json: Json = False) -> None:
+    """Fetch and decode a data set into the cache."""
+    from .data.show import get
+
+    row = get(name)
+    _say_json(row) if json else _print_rows([row])
+
+
+@data_app.command("check")
+def data_check(names: list[str] | None = typer.Argument(None), json: Json = False) -> None:
+    """Verify checksums of what is here; exit code 1 when something is damaged."""
+    from .data.show import check_rows
+
+    rows = check_rows(names or ())
+    _say_json(rows) if json else _print_rows(rows)
+    raise typer.Exit(1 if any(row["state"] == "damaged" for row in rows) else 0)
+
+
+@data_app.command("show")
+def data_show(
+    words: Words = None, out: Annotated[str, typer.Option(help="The picture.")] = "split.png", json: Json = False
+) -> None:
+    """Draw a split: data=cifar10 partition.alpha=0.1 clients=100 ..."""
+    from dataclasses import asdict
+
+    from . import config
+    from .data import skew
+    from .data.show import draw_split
+
+    experiment = config.read(*_split(words))
+    images = experiment.data.load()
+    _, split = experiment.federation(images)
+    pictures = [str(path) for path in draw_split(images, split, out)]
+    row = {"hash": split.hash, "notes": list(split.notes), "skew": asdict(skew(split, images)), "pictures": pictures}
+    if json:
+        _say_json(row)
+        return
+    for note in split.notes:
+        print(f"note: {note}")
+    print(f"{pictures[0]}  (split {split.hash[:16]})")
+
+
+def _print_rows(rows: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*dict.fromkeys(key for row in rows for key in row))
+    for row in rows:
+        table.add_row(*(_cell(row.get(str(column.header), "")) for column in table.columns))
+    Console().print(table)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+    return "" if value is None else str(value)
+
+
 class _Explained(Exception):
     """What stopped a run has been said; the exit code is left."""
 

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,6 @@ from torch.func import functional_call
 from ..attribution.cam import resized
 from ..attribution.channels import ChannelTaps
 from ..attribution.question import scores
-from ..core.algorithm import Server
 from ..core.errors import BadInput
 from ..core.fields import Share
 from ..core.network import Network
@@ -28,7 +28,7 @@ _ROWS = 1024  # masked images of Score-CAM at a time
 
 @dataclass(frozen=True)
 class PSE(FedPer):
-    """Xia, Li & Ding, 2023: channels in which the global extractor speaks more for the classes are pulled to it.
+    """Xia, Li & Ding, 2023: filters whose channel speaks more for the classes in the global extractor are pulled to it.
 
     down: model; up: delta, weight; memory: private
 
@@ -37,7 +37,7 @@ class PSE(FedPer):
     the local network alone. The paper's ablations are excite=none (v1), attention=self (v2), model.position=false (v3).
 
     Attention needs a network with maps(x), project(maps), attend(query, key, value, maps) and embed(attended), such as
-    pse_net; others, which must have a convolution, are trained with attention=self.
+    pse_net; others are trained with attention=self, and need a convolution to be excited.
 
     Differs from the paper, which contradicts itself: scores are means (sums saturate the sigmoid), the threshold is
     each layer's own, and a channel is excited only where the difference is more than zero.
@@ -55,8 +55,8 @@ class PSE(FedPer):
     tap: Literal["relu", "conv"] = "relu"  # a convolution's maps: after its ReLU, or its output
     local_init: Literal["global", "persistent"] = "global"  # persistent: every client goes on from its own extractor
 
-    def setup(self, server: Server) -> Tree:
-        self.crosses(server.net)
+    def setup(self, server):
+        self.crosses(server.net)  # refused before anyone is asked
         return super().setup(server)
 
     def own(self, net, weights):
@@ -69,8 +69,8 @@ class PSE(FedPer):
         missing = [part for part in PARTS if not hasattr(net.module, part)]
         if missing and self.attention == "cross":
             raise BadInput(
-                f"pse with attention=cross needs a network with {', '.join(PARTS)}, and this one has no "
-                f"{' and no '.join(missing)}; use model=pse_net, or algorithm.attention=self for excitation alone"
+                f"pse with attention=cross needs a network with {', '.join(PARTS)}, and this one lacks "
+                f"{', '.join(missing)}; use model=pse_net, or algorithm.attention=self for excitation alone"
             )
         return not missing and self.attention != "self"
 
@@ -79,15 +79,14 @@ class PSE(FedPer):
         extractor = received.select(lambda name: is_extractor(net, name))
         ours = Tree(params=local.params.map(lambda p: p.detach().requires_grad_()), buffers=local.buffers)
         # A frozen norm keeps its statistics for the way back: not those that the training pass moves in place.
-        theirs = ours.replace(buffers=local.buffers.clone()) | extractor
+        pair = ours, ours.replace(buffers=local.buffers.clone()) | extractor
         with torch.enable_grad():
-            taps = self.taps(net, ours), self.taps(net, theirs)
-            outs, asked = self.look(net, (ours, theirs), batch.x, batch.key, taps)
-            loss = self.loss(client, ours, batch, outs[0]) + self.loss(client, ours, batch, outs[1])
+            taps = self.tap_of(net, pair[0]), self.tap_of(net, pair[1])
+            seen = self.look(net, pair, batch.x, batch.key, taps)
+            loss = self.loss(client, ours, batch, seen.outs[0]) + self.loss(client, ours, batch, seen.outs[1])
             chosen = {}
             if self.excite != "none":
-                evidence = self.evidence(net, (ours, theirs), batch, taps, asked)
-                chosen = _filters(self.excited(*evidence), extractor.params)
+                chosen = _filters(self.excited(*self.evidence(net, pair, batch, taps, seen)), extractor.params)
             grads = grad(loss, ours.params)
         if self.excite == "penalty":
             drift = {name: rows * (local.params[name] - extractor.params[name]) for name, rows in chosen.items()}
@@ -98,7 +97,7 @@ class PSE(FedPer):
                 local.params[name].lerp_(extractor.params[name], rows * self.xi)
         return local
 
-    def taps(self, net: Network, weights: Tree) -> Any:
+    def tap_of(self, net: Network, weights: Tree) -> Any:
         """A context in which a pass leaves what evidence is made of."""
         if self.excite == "none":
             return nullcontext()
@@ -106,13 +105,8 @@ class PSE(FedPer):
             return _Maps(net, weights, tap=self.tap)
         return ChannelTaps(net, weights, tap=self.tap, cam=self.cam)
 
-    def look(
-        self, net: Network, pair: Pair, x: Tensor, key: Tensor | None = None, taps: Any = _UNTAPPED
-    ) -> tuple[list[Tree], list[Tensor]]:
-        """(features and logits, logits that evidence is asked of) of the local and of the global network.
-
-        With a key it is a training pass of the local one; the global one reads its statistics and writes none.
-        """
+    def look(self, net: Network, pair: Pair, x: Tensor, key: Tensor | None = None, taps: Any = _UNTAPPED) -> Seen:
+        """Both networks on the same images. With a key it is a training pass of the local one; the other is frozen."""
         crosses, seen = self.crosses(net), []
         for weights, own_key, tap in zip(pair, (key, None), taps, strict=True):
             with tap:
@@ -121,14 +115,16 @@ class PSE(FedPer):
                 else:
                     seen.append(net.look(weights, x, train=own_key is not None, key=own_key))
         if not crosses:
-            return seen, [out.logits for out in seen]
-        outs = _call(net, pair[0], _exchanged, *seen, key=key)
-        alone = outs if self.score_path == "cross" else _call(net, pair[0], _alone, *seen)
-        return [out.map(lambda t: t.to(x.dtype)) for out in outs], [out.logits.to(x.dtype) for out in alone]
+            return Seen(seen, torch.cat([out.logits for out in seen]))
+        out, back = _call(net, pair[0], _exchanged, *seen, key=key)
+        features, logits = (t.to(x.dtype) for t in out)
+        outs = [Tree(features=f, logits=z) for f, z in zip(features.chunk(2), logits.chunk(2), strict=True)]
+        if self.score_path == "cross":
+            return Seen(outs, logits, back)
+        (_, alone), _ = _call(net, pair[0], _alone, *seen)
+        return Seen(outs, alone.to(x.dtype))
 
-    def evidence(
-        self, net: Network, pair: Pair, batch: Tree, taps: tuple[Any, Any], asked: list[Tensor]
-    ) -> tuple[Tree, Tree]:
+    def evidence(self, net: Network, pair: Pair, batch: Tree, taps: tuple[Any, Any], seen: Seen) -> tuple[Tree, Tree]:
         """{convolution: [channels]} of the local and of the global extractor: how each speaks for the true classes."""
         layers = [layer for layer in taps[0].leaves if is_extractor(net, f"{layer}.weight")]
         if not layers:
@@ -136,16 +132,18 @@ class PSE(FedPer):
                 f"pse excites convolutions, and this network has none with a {self.tap} to tap; "
                 "take another model, algorithm.tap=conv, or algorithm.excite=none"
             )
-        found = []
-        for at, tap in enumerate(taps):
-            if self.cam == "scorecam":
-                found.append(self.score_cam(net, pair, batch, at, {layer: tap.maps[layer] for layer in layers}))
-            else:
-                score = (self.of_truth(asked[at], batch.y) * batch.weight).sum()
-                found.append(tap.gradients(score, batch.weight.sum(), self.reduce))
-        # The sigmoid of a small number is one half in half precision, whatever the number.
-        ours, theirs = (Tree({layer: tree[layer].to(asked[0].dtype) for layer in layers}) for tree in found)
-        return ours, theirs
+        if self.cam == "scorecam":
+            maps = ({layer: tap.maps[layer] for layer in layers} for tap in taps)
+            ours, theirs = (self.score_cam(net, pair, batch, at, some) for at, some in enumerate(maps))
+            return ours, theirs
+        score = (self.of_truth(seen.asked, batch.y.repeat(2)) * batch.weight.repeat(2)).sum()
+        found = _slopes(score, seen.back, [tap.leaves[layer] for tap in taps for layer in layers])
+        # In half precision the sigmoid of a small mean would be one half, whatever the mean.
+        found = [slope.to(score.dtype) for slope in found]
+        if self.reduce == "mean":
+            places = [tap.places[layer] for tap in taps for layer in layers]
+            found = [slope / batch.weight.sum() for slope in torch._foreach_div(found, places)]
+        return Tree(zip(layers, found, strict=False)), Tree(zip(layers, found[len(layers) :], strict=True))
 
     def of_truth(self, logits: Tensor, y: Tensor) -> Tensor:
         """Scores of the true classes."""
@@ -157,7 +155,7 @@ class PSE(FedPer):
 
         def score(x: Tensor, y: Tensor) -> Tensor:
             apart = self.score_path == "self" or not self.crosses(net)
-            return self.of_truth(net(pair[at], x) if apart else self.look(net, pair, x)[1][at], y)
+            return self.of_truth(net(pair[at], x) if apart else self.look(net, pair, x).asked.chunk(2)[at], y)
 
         x, y, found = batch.x, batch.y, {}
         base, together = score(torch.zeros_like(x), y), max(1, _ROWS // len(y))
@@ -166,19 +164,28 @@ class PSE(FedPer):
             for part in every.to(x.dtype).transpose(0, 1).split(together):  # [channels, images, h, w]
                 low, high = part.amin((2, 3), keepdim=True), part.amax((2, 3), keepdim=True)
                 masks = resized(((part - low) / (high - low).clamp(min=1e-12)).flatten(0, 1), x)
-                seen = masks.unflatten(0, part.shape[:2])[:, :, None] * x
-                through = score(seen.flatten(0, 1), y.repeat(len(part))).view(-1, len(y))
-                rises.append(((through - base) * batch.weight).sum(1))
+                through = masks.unflatten(0, part.shape[:2])[:, :, None] * x
+                reached = score(through.flatten(0, 1), y.repeat(len(part))).view(-1, len(y))
+                rises.append(((reached - base) * batch.weight).sum(1))
             found[layer] = torch.cat(rises) / (batch.weight.sum() if self.reduce == "mean" else 1)
         return Tree(found)
 
     def excited(self, ours: Tree, theirs: Tree) -> dict[str, Tensor]:
         """{convolution: [channels]}: where the global evidence exceeds the local one, and by no less than usual."""
-        gaps = {layer: (theirs[layer].sigmoid() - ours[layer].sigmoid()).clamp(min=0) for layer in ours}
-        every = torch.cat(list(gaps.values())).mean()
-        usual = {layer: every if self.threshold_scope == "global" else gap.mean() for layer, gap in gaps.items()}
+        apart = torch.cat(theirs.leaves(ours)).sigmoid() - torch.cat(ours.leaves()).sigmoid()
+        every = apart.clamp(min=0)
+        gaps = dict(zip(ours, every.split([len(channels) for channels in ours.values()]), strict=True))
+        usual = {layer: every.mean() if self.threshold_scope == "global" else gap.mean() for layer, gap in gaps.items()}
         # Just after the download both extractors are the same and all gaps are zero: then none is excited.
         return {layer: (gap >= usual[layer]) & (gap > 0) for layer, gap in gaps.items()}
+
+
+class Seen(NamedTuple):
+    """What a look at both networks gives."""
+
+    outs: list[Tree]  # features and logits of the local and of the global one
+    asked: Tensor  # logits that evidence is asked of, those of the global one after the local one's
+    back: tuple[Tensor, ...] = ()  # where it goes back through when queries are exchanged; else by all ways
 
 
 class _Maps(ChannelTaps):
@@ -219,19 +226,33 @@ def _maps(module: Any, x: Tensor) -> Tensor:
     return module.maps(x)
 
 
-def _exchanged(module: Any, ours: Tensor, theirs: Tensor) -> list[Tree]:
-    """Keys and values of one model meet the queries of the other."""
-    (q, k, v), (other_q, other_k, other_v) = module.project(ours), module.project(theirs)
-    return [_classified(module, other_q, k, v, ours), _classified(module, q, other_k, other_v, theirs)]
+def _attended(module: Any, ours: Tensor, theirs: Tensor, *, exchange: bool) -> tuple[tuple[Tensor, Tensor], tuple]:
+    """(features and logits of both models as one batch, ways back to each one's own maps past its query)."""
+    maps = torch.cat([ours, theirs])
+    query, key, value = module.project(maps)
+    added = maps.view_as(maps)  # what a residual network adds is a way back of its own
+    if exchange:
+        query = query.roll(len(ours), 0)
+    features = module.embed(module.attend(query, key, value, added))
+    return (features, module.head(features)), (key, value, added)
 
 
-def _alone(module: Any, ours: Tensor, theirs: Tensor) -> list[Tree]:
-    return [_classified(module, *module.project(maps), maps) for maps in (ours, theirs)]
+_exchanged = partial(_attended, exchange=True)  # keys and values of one model meet the queries of the other
+_alone = partial(_attended, exchange=False)
 
 
-def _classified(module: Any, *attention: Tensor) -> Tree:
-    features = module.embed(module.attend(*attention))
-    return Tree(features=features, logits=module.head(features))
+def _slopes(score: Tensor, back: Sequence[Tensor], leaves: Sequence[Tensor]) -> Sequence[Tensor]:
+    """d score / d leaves, in one pass for both models.
+
+    A model's prediction depends on the other's maps through its queries alone. Going back past these, the sum of both
+    scores leaves at each tap what its own model's score would.
+    """
+    if not back:
+        return torch.autograd.grad(score, leaves, retain_graph=True, materialize_grads=True)
+    slopes = torch.autograd.grad(score, back, retain_graph=True, allow_unused=True)
+    used = [at for at, slope in enumerate(slopes) if slope is not None]
+    ends, starts = [back[at] for at in used], [slopes[at] for at in used]
+    return torch.autograd.grad(ends, leaves, starts, retain_graph=True, materialize_grads=True)
 
 
 def _filters(chosen: dict[str, Tensor], like: Tree) -> dict[str, Tensor]:

@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import BadInput, nearest
+from ..report.style import COLOURS
 from .cache import cache_folder, checksum
 from .images import DataSource, Images
 from .named import Named
 from .places import data_folders
 from .split import Split, skew
 
-# Okabe and Ito's colours, told apart by all kinds of colour vision.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DRAWN = 100  # clients at most; more bubbles than that tell nothing
 
 

@@ -1,0 +1,65 @@
+"""`fedlens data`, `bench` and `explain`, as a person calls them."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from fedlens.data.show import source_named
+
+
+def fedlens(*words, cwd, code=0):
+    command = [sys.executable, "-m", "fedlens", *words]
+    ended = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=240)
+    assert ended.returncode == code, ended.stderr
+    return ended.stdout if code == 0 else ended.stderr
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    place = tmp_path_factory.mktemp("finished")
+    small = ["clients=4", "cohort=2", "model=cnn2", "rounds=1", "evaluate.personal=none", "engine=sequential"]
+    fedlens("run", *small, "local.steps=2", "picture=false", "out=run", cwd=place)
+    return place
+
+
+def test_data_list_and_check(tmp_path):
+    rows = json.loads(fedlens("data", "list", "--json", cwd=tmp_path))
+    names = {row["name"] for row in rows}
+    assert {"mnist5k", "cifar10", "femnist", "celeba", "dirichlet", "shards"} <= names
+    row = json.loads(fedlens("data", "get", "mnist5k", "--json", cwd=tmp_path))
+    assert (row["train"], row["test"], row["classes"], row["size"]) == (4000, 1000, 10, "1x28x28")
+    checked = json.loads(fedlens("data", "check", "mnist5k", "--json", cwd=tmp_path))
+    assert checked[-1]["state"] == "ok" and checked[-1]["checksum"] == source_named("mnist5k").load().checksum
+    assert "did you mean 'cifar10'" in fedlens("data", "get", "cifar-10", cwd=tmp_path, code=2)
+
+
+def test_data_show_draws_the_split(tmp_path):
+    words = ["clients=6", "partition.alpha=0.1", "--out", "picture.png", "--json"]
+    row = json.loads(fedlens("data", "show", *words, cwd=tmp_path))
+    assert (tmp_path / "picture.png").stat().st_size > 10_000 and (tmp_path / "picture.svg").exists()
+    assert len(row["hash"]) == 64 and 0 < row["skew"]["size_gini"] < 1
+
+
+def test_explain_a_run_and_its_clients(finished):
+    words = ["--images", "2", "--methods", "lrp,guided_backprop"]
+    assert fedlens("explain", "run", *words, cwd=finished).strip() == os.path.join("run", "figures", "explain.png")
+    picture = json.loads(fedlens("explain", "run", *words, "--clients", "0,3", "--json", cwd=finished))["picture"]
+    assert (finished / picture).stat().st_size > 5_000
+    assert "lrp" in fedlens("explain", "run", "--methods", "lpr", cwd=finished, code=2)
+    assert "client 9 does not exist" in fedlens("explain", "run", "--clients", "9", cwd=finished, code=2)
+    assert "holds no run" in fedlens("explain", "nothing", cwd=finished, code=2)
+
+
+def test_explain_a_model_without_a_run(tmp_path):
+    words = ["model=cnn2", "--images", "2", "--methods", "gradient", "--out", "look.svg"]
+    assert fedlens("explain", *words, cwd=tmp_path).strip() == "look.svg" and (tmp_path / "look.svg").exists()
+
+
+def test_bench_gives_a_row_for_each_engine(tmp_path):
+    found = json.loads(fedlens("bench", "--small", "--repeats", "1", "--out", "bars.png", "--json", cwd=tmp_path))
+    engines = {row["engine"]: row for row in found["rows"]}
+    assert {"sequential", "central"} <= engines.keys() and all(r["images_per_second"] > 0 for r in engines.values())
+    assert engines["sequential"]["over_sequential"] == 1 and (tmp_path / "bars.png").exists()
