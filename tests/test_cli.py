@@ -399,7 +399,7 @@ def test_describe_in_words(nursery, tmp_path):
         (["lr=-0.1"], "local.lr is -0.1, but it should be greater than 0"),
         (["momentum=1"], "local.momentum is 1, but it should be less than 1"),
         (["cohort=0"], "cohort.count is 0, but it should be greater than or equal to 1"),
-        (["cohort=50"], "cohort.count is 50, but there are only 4 clients"),
+        (["cohort=50"], "cohort.count is 50, but there are only 4 clients: lower cohort"),
         (["join_ratio=2"], "cohort.share is 2.0, but at most everyone (1.0) can take part"),
         (["precision=bf16", "device=cpu"], "precision=bf16 needs a GPU; on the CPU use fp32 or fp64"),
         (["precision=fp16"], "precision is 'fp16', but it should be 'auto', 'fp32', 'tf32', 'bf16' or 'fp64'"),
@@ -835,7 +835,7 @@ def test_a_client_that_fails_in_python(tmp_path):
     small = dict(clients=4, cohort=2, rounds=1, model="mlp", out=str(tmp_path / "run"))
     with pytest.raises(ClientFailed) as caught:
         simulate.run(Experiment(algorithm=Broken(), engine="sequential", **small))
-    assert caught.value.round == 0 and "no such thing" in caught.value.trace
+    assert caught.value.round == 1 and "no such thing" in caught.value.trace
     assert str(caught.value).endswith("KeyError: 'no such thing'")
 
 

@@ -207,5 +207,5 @@ def test_a_failing_client_is_named():
         def finish(self, client, local):
             raise ZeroDivisionError("no such thing")
 
-    with pytest.raises(ClientFailed, match=r"client \d failed in round 0: ZeroDivisionError: no such thing"):
+    with pytest.raises(ClientFailed, match=r"client \d failed in round 1: ZeroDivisionError: no such thing"):
         run(Fails(), network(), Sequential(network(), federation()), PLAN)

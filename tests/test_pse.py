@@ -366,7 +366,7 @@ def test_equal_extractors_excite_nothing(cam, path):
 @dataclass(frozen=True)
 class ExcitesAll(PSE):
     def excited(self, ours, theirs):
-        return {layer: torch.ones_like(a, dtype=torch.bool) for layer, a in ours.items()}
+        return ours.map(torch.ones_like)
 
 
 def test_excitation_in_full_copies_the_global_filters():
@@ -407,7 +407,7 @@ def test_excited_channels_by_their_definition(layers, scope):
     every = [d for layer in D.values() for d in layer]
     for name, layer in D.items():
         usual = sum(every) / len(every) if scope == "global" else sum(layer) / len(layer)
-        for d, chosen in zip(layer, found[name].tolist(), strict=True):
+        for d, chosen in zip(layer, found[name].bool().tolist(), strict=True):
             if abs(d - usual) > 1e-12:
                 assert chosen == (d >= usual and d > 0)
             assert d > 0 or not chosen
@@ -633,7 +633,7 @@ class Loose(PSE):
     """Without the strict test: where all gaps are zero, all are chosen."""
 
     def excited(self, ours, theirs):
-        return {layer: (theirs[layer].sigmoid() - ours[layer].sigmoid()) >= 0 for layer in ours}
+        return Tree({layer: (theirs[layer] >= ours[layer]).to(ours[layer]) for layer in ours})
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from .engines.lanes import Lanes
 from .engines.sequential import Sequential
 from .engines.workers import Workers
 from .models import MODELS
+from .models.resnet import ResNet18
 
 Make = Callable[[], tuple[Network, Engine]]
 
@@ -55,8 +56,8 @@ class Work:
 
 JOBS = (
     Work("small CNN, 100 clients", MODELS["cnn"](), 100, 20, 32),
-    Work("ResNet18, stock stem, 10 clients", MODELS["resnet18"](), 10, 10, 64),
-    Work("ResNet18, 3x3 stem, 10 clients", MODELS["resnet18"](stem="cifar"), 10, 10, 64),
+    Work("ResNet18, stock stem, 10 clients", ResNet18(), 10, 10, 64),
+    Work("ResNet18, 3x3 stem, 10 clients", ResNet18(stem="cifar"), 10, 10, 64),
 )
 
 

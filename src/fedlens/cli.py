@@ -180,16 +180,15 @@ def bench(
         name = torch.cuda.get_device_name() if placed.device != "cpu" else "CPU"
         _say_json({"device": name, "precision": placed.precision, "torch": torch.__version__, "rows": rows})
         return
-    columns = (
-        "job",
-        "engine",
-        "images_per_second",
-        "over_sequential",
-        "over_central",
-        "first_round_seconds",
-        "peak_gib",
-    )
-    _print_rows([{name: row[name] for name in columns} for row in rows])
+    columns = {
+        "job": "job",
+        "engine": "engine",
+        "images_per_second": "images/s",
+        "over_sequential": "x sequential",
+        "over_central": "x central",
+        "first_round_seconds": "first round, s",
+    }
+    _print_rows([{short: row[name] for name, short in columns.items()} for row in rows])
 
 
 data_app = typer.Typer(no_args_is_help=True, help="Data sets and splits.", rich_markup_mode=None)
@@ -202,7 +201,12 @@ def data_list(json: Json = False) -> None:
     from .data.show import list_rows
 
     rows = list_rows()
-    _say_json(rows) if json else _print_rows(rows)
+    if json:
+        _say_json(rows)
+        return
+    for kind, columns in {"data": ("name", "state", "about"), "partition": ("name", "about", "options")}.items():
+        _print_rows([{name: row[name] for name in columns} for row in rows if row["kind"] == kind])
+    print("`fedlens data get NAME` says what to fetch and where to put it")
 
 
 @data_app.command("get")
@@ -215,7 +219,9 @@ def data_get(name: str, json: Json = False) -> None:
 
 
 @data_app.command("check")
-def data_check(names: list[str] | None = typer.Argument(None), json: Json = False) -> None:
+def data_check(
+    names: Annotated[list[str] | None, typer.Argument(show_default=False)] = None, json: Json = False
+) -> None:
     """Verify checksums of what is here; exit code 1 when something is damaged."""
     from .data.show import check_rows
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hashlib
 import json
 import os
 import platform
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -82,8 +84,27 @@ class RunFolder:
         """The summary of a complete run."""
         return self._json("result.json") if (self.path / "result.json").exists() else None
 
+    def change(self, config: str, config_hash: str) -> None:
+        """Other settings for the rest of the run."""
+        self.write_json("passport.json", {**self.passport(), "config_hash": config_hash})
+        write_whole(self.config, config.encode())
+
     def write_json(self, name: str, value: Any) -> None:
         write_whole(self.path / name, (json.dumps(value, indent=1) + "\n").encode())
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """One process at a time: two would write over each other. A lock dies with its process."""
+        with open(self.path / "lock", "a") as file:
+            try:
+                import fcntl
+
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except ImportError:  # not on this system
+                pass
+            except BlockingIOError:
+                raise BadInput(f"{self.path} is being run by another process") from None
+            yield
 
     def log(self, line: str) -> None:
         with open(self.path / "log.txt", "a") as file:
@@ -164,25 +185,27 @@ class RunFolder:
 def _free_name(experiment: Experiment) -> Path:
     from .config import plain
 
-    stem = f"{plain(experiment.data)['is']}-{plain(experiment.algorithm)['is']}"
+    stem = "-".join(plain(part)["is"].rpartition(":")[2] for part in (experiment.data, experiment.algorithm))
     taken = (Path("runs") / f"{stem}-{number:03d}" for number in range(1, 100_000))
     return next(path for path in taken if not path.exists())
 
 
+def config_hash(config: dict[str, Any]) -> str:
+    """Of all that can change a result: not of where and how it runs."""
+    elsewhere = ("out", "engine", "workers", "lanes", "memory", "checkpoint", "picture")
+    science = {k: v for k, v in config.items() if k not in elsewhere}
+    return _digest(json.dumps(science, sort_keys=True).encode())
+
+
 def passport(experiment: Experiment, config: dict[str, Any], images: Images, split: Split) -> dict[str, Any]:
     """Who this run is: enough to defend a number, or to find out why two differ."""
-    science = {
-        k: v
-        for k, v in config.items()
-        if k not in ("out", "engine", "workers", "lanes", "memory", "checkpoint", "picture")
-    }
     return {
-        "config_hash": _digest(json.dumps(science, sort_keys=True).encode()),
+        "config_hash": config_hash(config),
         "split_hash": split.hash,
         "split_notes": list(split.notes),
         "data": {"name": images.name, "origin": images.origin, "sha256": images.checksum, "images": len(images.y)},
         "seed": experiment.seed,
-        "code": {"version": __version__, "sha256": _code_hash()},
+        "code": {"version": __version__, "sha256": code_hash()},
         "libraries": {name: _version(name) for name in ("torch", "numpy", "pyarrow", "safetensors", "pydantic")},
         "python": platform.python_version(),
         "machine": {"system": platform.system(), "processor": _processor(), "cores": os.cpu_count()},
@@ -199,7 +222,8 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
 
-def _code_hash() -> str:
+@functools.lru_cache(maxsize=1)
+def code_hash() -> str:
     root = Path(__file__).parent
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):

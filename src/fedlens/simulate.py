@@ -29,7 +29,7 @@ from .engines.sequential import Sequential
 from .engines.worker import Storage
 from .engines.workers import Workers
 from .experiment import Experiment, parts
-from .runs import Checkpoint, RunFolder, passport
+from .runs import Checkpoint, RunFolder, code_hash, config_hash, passport
 
 
 @dataclass(frozen=True)
@@ -89,10 +89,13 @@ def run(experiment: Experiment | None = None, *, watcher: Watcher | None = None)
     for stage, _, _ in experiment.timetable():
         stage.cohort.size(experiment.clients)  # refused here, before anything is loaded or written
     images = experiment.data.load()
+    if experiment.local.batch_size > len(images.train):
+        raise BadInput(f"local.batch_size is {experiment.local.batch_size}, but there are {len(images.train)} images")
     experiment.federation(images)
     experiment.network(images)
     folder = RunFolder.create(experiment, config.to_yaml(experiment))
-    return _carry_on(folder, experiment, None, [], watcher or Nobody(), images)
+    with folder.locked():
+        return _carry_on(folder, experiment, None, [], watcher or Nobody(), images)
 
 
 _CHANGEABLE = ("rounds", "engine", "workers", "lanes", "memory", "checkpoint", "picture")
@@ -106,12 +109,24 @@ def resume(path: str | Path, words: Sequence[str] = (), *, watcher: Watcher | No
         if config.ALIASES.get(name, name) not in _CHANGEABLE:
             raise BadInput(f"{name} cannot change when a run is resumed; {', '.join(_CHANGEABLE)} can")
     began, experiment = (replace(config.read(folder.config, w), out=str(folder.path)) for w in ((), words))
-    checkpoint, notes = folder.load()
-    done = checkpoint.round if checkpoint else 0
-    _same_path(began, experiment, done, folder.path)
-    if (before := folder.result()) and done == len(experiment.timetable()):
-        return Result(**before)
-    return _carry_on(folder, experiment.placed(), checkpoint, notes, watcher or Nobody(), experiment.data.load())
+    experiment = experiment.placed()
+    with folder.locked():
+        _same_settings(folder, began)
+        checkpoint, notes = folder.load()
+        done = checkpoint.round if checkpoint else 0
+        _same_path(began, experiment, done, folder.path)
+        if (before := folder.result()) and done == len(experiment.timetable()):
+            return Result(**before)
+        if experiment.rounds != began.rounds:  # a later resume aims for the new number too
+            folder.change(config.to_yaml(experiment), config_hash(config.plain(experiment)))
+        return _carry_on(folder, experiment, checkpoint, notes, watcher or Nobody(), experiment.data.load())
+
+
+def _same_settings(folder: RunFolder, began: Experiment) -> None:
+    """A config.yaml changed by hand would silently be another experiment; another version may read it differently."""
+    card = folder.passport() if (folder.path / "passport.json").exists() else None
+    if card and card["code"]["sha256"] == code_hash() and card["config_hash"] != config_hash(config.plain(began)):
+        raise BadInput(f"{folder.config} has changed since the run began; start a new run with these settings")
 
 
 def _same_path(began: Experiment, now: Experiment, done: int, path: Path) -> None:
@@ -261,6 +276,9 @@ class Recorder:
             self.metrics.flush()
             self.bytes.flush()
             self.folder.save(Checkpoint(server.round, server.state, self.ledger, seconds))
+        for note in job.stage.algorithm.notes(replies):
+            self.folder.log(f"note: {note}")
+            self.watcher.note(note)
         accuracy, loss = self._look or (None, None)
         progress = Progress(server.round, self.rounds, accuracy, loss, self.ledger.up, self.ledger.down, seconds)
         self.folder.log(line(progress))

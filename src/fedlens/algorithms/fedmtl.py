@@ -26,7 +26,7 @@ class FedMTL(Algorithm):
     """
 
     omega: Literal["laplacian", "code"] = "laplacian"  # laplacian: (I - 11'/m)^2, so that tr is sum |w_i - mean|^2
-    strength: NonNegative | None = None  # None: 10^-(2 + digits of the number of parameters after the first), as public
+    strength: NonNegative | None = None  # None: 10^-(floor(log10 parameters) + 2), as public code
 
     def __post_init__(self):
         if self.server_lr != 1:

@@ -84,17 +84,18 @@ class PSE(FedPer):
             taps = self.tap_of(net, pair[0]), self.tap_of(net, pair[1])
             seen = self.look(net, pair, batch.x, batch.key, taps)
             loss = self.loss(client, ours, batch, seen.outs[0]) + self.loss(client, ours, batch, seen.outs[1])
-            chosen = {}
+            pulls = {}
             if self.excite != "none":
-                chosen = _filters(self.excited(*self.evidence(net, pair, batch, taps, seen)), extractor.params)
+                excited = self.excited(*self.evidence(net, pair, batch, taps, seen))
+                pulls = _by_weight({layer: self.xi * channels for layer, channels in excited.items()}, extractor.params)
             grads = grad(loss, ours.params)
         if self.excite == "penalty":
-            drift = {name: rows * (local.params[name] - extractor.params[name]) for name, rows in chosen.items()}
-            grads = grads.replace(**{name: grads[name] + self.xi * away for name, away in drift.items()})
+            drift = {name: pull * (local.params[name] - extractor.params[name]) for name, pull in pulls.items()}
+            grads = grads.replace(**{name: grads[name] + away for name, away in drift.items()})
         client.optimizer.update_(local.params, grads, local.optimizer)
         if self.excite == "direct":
-            for name, rows in chosen.items():
-                local.params[name].lerp_(extractor.params[name], rows * self.xi)
+            for name, pull in pulls.items():
+                local.params[name].lerp_(extractor.params[name], pull)
         return local
 
     def tap_of(self, net: Network, weights: Tree) -> Any:
@@ -142,7 +143,7 @@ class PSE(FedPer):
         found = [slope.to(score.dtype) for slope in found]
         if self.reduce == "mean":
             places = [tap.places[layer] for tap in taps for layer in layers]
-            found = [slope / batch.weight.sum() for slope in torch._foreach_div(found, places)]
+            found = torch._foreach_div(torch._foreach_div(found, places), batch.weight.sum())
         return Tree(zip(layers, found, strict=False)), Tree(zip(layers, found[len(layers) :], strict=True))
 
     def of_truth(self, logits: Tensor, y: Tensor) -> Tensor:
@@ -170,14 +171,15 @@ class PSE(FedPer):
             found[layer] = torch.cat(rises) / (batch.weight.sum() if self.reduce == "mean" else 1)
         return Tree(found)
 
-    def excited(self, ours: Tree, theirs: Tree) -> dict[str, Tensor]:
-        """{convolution: [channels]}: where the global evidence exceeds the local one, and by no less than usual."""
-        apart = torch.cat(theirs.leaves(ours)).sigmoid() - torch.cat(ours.leaves()).sigmoid()
-        every = apart.clamp(min=0)
-        gaps = dict(zip(ours, every.split([len(channels) for channels in ours.values()]), strict=True))
-        usual = {layer: every.mean() if self.threshold_scope == "global" else gap.mean() for layer, gap in gaps.items()}
+    def excited(self, ours: Tree, theirs: Tree) -> Tree:
+        """{convolution: [channels]}: one where the global evidence exceeds the local one, and by no less than usual."""
+        gap = (torch.cat(theirs.leaves(ours)).sigmoid() - torch.cat(ours.leaves()).sigmoid()).clamp(min=0)
+        sizes = [len(channels) for channels in ours.values()]
+        scopes = [gap] if self.threshold_scope == "global" else gap.split(sizes)
+        usual = torch.cat([scope.mean().expand(len(scope)) for scope in scopes])
         # Just after the download both extractors are the same and all gaps are zero: then none is excited.
-        return {layer: (gap >= usual[layer]) & (gap > 0) for layer, gap in gaps.items()}
+        chosen = ((gap >= usual) & (gap > 0)).to(gap)
+        return Tree(zip(ours, chosen.split(sizes), strict=True))
 
 
 class Seen(NamedTuple):
@@ -255,7 +257,7 @@ def _slopes(score: Tensor, back: Sequence[Tensor], leaves: Sequence[Tensor]) -> 
     return torch.autograd.grad(ends, leaves, starts, retain_graph=True, materialize_grads=True)
 
 
-def _filters(chosen: dict[str, Tensor], like: Tree) -> dict[str, Tensor]:
-    """{weight: [channels, 1, ...]} of filters and their biases, one where the channel is chosen."""
-    pairs = ((f"{layer}.{part}", channels) for layer, channels in chosen.items() for part in ("weight", "bias"))
-    return {n: channels.to(like[n]).view(-1, *[1] * (like[n].dim() - 1)) for n, channels in pairs if n in like}
+def _by_weight(channels: dict[str, Tensor], like: Tree) -> dict[str, Tensor]:
+    """{weight: [channels, 1, ...]} of convolutions' filters and biases."""
+    pairs = ((f"{layer}.{part}", values) for layer, values in channels.items() for part in ("weight", "bias"))
+    return {n: values.to(like[n]).view(-1, *[1] * (like[n].dim() - 1)) for n, values in pairs if n in like}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
@@ -194,6 +194,10 @@ class Algorithm:
         """The part of the weights that stays."""
         return Tree(params=weights.params, buffers=weights.buffers).select(lambda name: self.is_private(net, name))
 
+    def notes(self, replies: Sequence[Any]) -> list[str]:
+        """What a person should know about this round's replies; usually nothing."""
+        return []
+
     def personal(self, client: Client, local: Tree | None = None) -> Tree:
         """Weights the client predicts with; `local` when it has just trained."""
         return self.start(client) if local is None else local
@@ -213,6 +217,10 @@ class Errand(Algorithm):
     """
 
     base: Algorithm = Algorithm()
+
+    @property
+    def capturable(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.base.capturable
 
     def setup(self, server):
         return self.base.setup(server)

@@ -38,7 +38,7 @@ class Uniform(Cohort):
 
     def size(self, population):
         if self.count > population:
-            raise BadInput(f"cohort.count is {self.count}, but there are only {population} clients")
+            raise BadInput(f"cohort.count is {self.count}, but there are only {population} clients: lower cohort")
         return self.count
 
 

@@ -15,7 +15,7 @@ class RunFailed(Exception):
 
 
 class ClientFailed(RunFailed):
-    """A client's hook raised."""
+    """A client's hook raised, in this round, counted from 1."""
 
     def __init__(self, client: int, round: int, trace: str):
         super().__init__(client, round, trace)

@@ -187,7 +187,8 @@ class Lanes(Sequential):
         for place in self.places if self.recorded else ():
             main = torch.cuda.current_stream(place.device)
             for lane in place.free[job.stage]:
-                main.wait_stream(lane.stream)
+                if lane.stream is not None:
+                    main.wait_stream(lane.stream)
         return replies
 
     def close(self) -> None:

@@ -55,7 +55,7 @@ class Sequential:
         except (BadInput, ClientFailed, MemoryError):
             raise
         except Exception as error:
-            raise ClientFailed(i, job.round, traceback.format_exc()) from error
+            raise ClientFailed(i, job.round + 1, traceback.format_exc()) from error
 
     def local_training(self, job: Job, i: int, client: Client, batches: Plan) -> Tree:
         algorithm, data = job.stage.algorithm, self.federation.data

@@ -7,7 +7,7 @@ from typing import Any
 
 # Okabe and Ito's palette, without its yellow (too pale on white).
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_SETTINGS = {
+_SETTINGS: dict[Any, Any] = {
     "figure.dpi": 110,
     "savefig.dpi": 160,
     "savefig.bbox": "tight",
