@@ -1,8 +1,8 @@
 """Set up FedLens in a virtual environment of its own, then do one thing. Needs Python 3.11 or newer, and pip.
 
-    python3 start.py run [words]     train a federated model on 5,000 real digits (words go to `fedlens run`)
-    python3 start.py test [words]    run the tests (words go to pytest)
-    python3 start.py check           lint and type-check
+python3 start.py run [words]     train a federated model on 5,000 real digits (words go to `fedlens run`)
+python3 start.py test [words]    run the tests (words go to pytest)
+python3 start.py check           lint and type-check
 """
 
 import os
@@ -42,7 +42,7 @@ def set_up(extra: str) -> None:
 
 
 def main() -> None:
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036  people start this with whatever python3 they have
         sys.exit("FedLens needs Python 3.11 or newer")
     task, *words = sys.argv[1:] or [""]
     if task == "run":

@@ -64,7 +64,8 @@ def main() -> None:
     late = [mib for _, done, mib in rows if done >= 3]
     early, last = (max(part) for part in (late[: len(late) // 2], late[len(late) // 2 :]))
     print(
-        f"peak {early:.0f} MiB in the first half, {last:.0f} MiB in the second; client memories on disk {on_disk:.0f} MiB"
+        f"peak {early:.0f} MiB in the first half, {last:.0f} MiB in the second; "
+        f"client memories on disk {on_disk:.0f} MiB"
     )
     sys.exit(process.returncode)
 
