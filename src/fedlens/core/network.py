@@ -53,11 +53,15 @@ class Network:
         every = dict(self.module.named_parameters(remove_duplicate=False))
         self._tied = len(every) > len(dict(self.module.named_parameters()))
         self._mode: object = None
+        self._others: dict[Precision, Network] = {precision: self}
         products = self.names_of(nn.Conv2d, nn.Linear)
         self._halved = sorted(f"module.{name}" for name in products if name in initial.params)
 
     def at(self, precision: Precision) -> Network:
-        return Network(self.module, precision, self.buffers)
+        """The same network in another precision, made once."""
+        if precision not in self._others:
+            self._others[precision] = Network(self.module, precision, self.buffers)
+        return self._others[precision]
 
     def copy(self) -> Network:
         """Another module of the same values, for another device."""
