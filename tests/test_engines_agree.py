@@ -11,7 +11,7 @@ from fedlens.core.algorithm import Algorithm, Server
 from fedlens.core.cohort import Everyone
 from fedlens.core.errors import ClientFailed
 from fedlens.core.evaluate import Evaluate
-from fedlens.core.memories import Memories
+from fedlens.core.memories import Memories, prune
 from fedlens.core.run import Job, enter, run, timetable
 from fedlens.core.tree import Tree
 from fedlens.engines.lanes import Lanes
@@ -209,3 +209,23 @@ def test_a_failing_client_is_named():
 
     with pytest.raises(ClientFailed, match=r"client \d failed in round 1: ZeroDivisionError: no such thing"):
         run(Fails(), network(), Sequential(network(), federation()), PLAN)
+
+
+def test_a_worker_reads_no_memory_of_clients_it_does_not_own(tmp_path):
+    """After a resume, client 1's owner writes a new version and the old one is pruned; the other worker knows only that."""
+    engine = Workers(build, SIZES, 2, Storage(tmp_path))
+    jobs = []
+    plan = replace(PLAN, cohort=Everyone())
+    run(Scaffold(), network(), engine, plan, observe=lambda server, job, replies: jobs.append(job))
+    engine.save(3)
+    engine.close()
+    engine = Workers(build, SIZES, 2, Storage(tmp_path, round=3))
+    job = replace(jobs[-1], round=3)
+    try:
+        engine.run(job, [1])
+        engine.save(4)
+        prune(tmp_path, before=4, after=4)
+        look = job.stage.errand(Evaluate(base=job.stage.algorithm))
+        assert [reply.client for reply in engine.run(replace(job, stage=look, round=4), [1])] == [1]
+    finally:
+        engine.close()

@@ -73,6 +73,13 @@ class Sequential:
         self, job: Job, i: int, net: Network | None = None, federation: Federation | None = None
     ) -> tuple[Client, Plan]:
         """The client's view of this round, and its batches; on another device with its network and data there."""
+        client, batches = self._view(job, i, net, federation)
+        return replace(client, memory=self.recall(job, i, client)), batches
+
+    def _view(
+        self, job: Job, i: int, net: Network | None = None, federation: Federation | None = None
+    ) -> tuple[Client, Plan]:
+        """The same without its memory."""
         federation = federation or self.federation
         stage, mine = job.stage, Shard(federation.data, federation.train[i])
         seed = key(job.seed, "batches", job.round, i)
@@ -92,7 +99,7 @@ class Sequential:
             data=mine,
             test=Shard(federation.data, federation.test[i]),
         )
-        return replace(client, memory=self.recall(job, i, client)), batches
+        return client, batches
 
     def conclude(self, job: Job, i: int, client: Client, local: Tree) -> Reply:
         upload, changed = job.stage.algorithm.finish(client, local)
@@ -117,12 +124,12 @@ class Sequential:
             kept = Tree({**initial, **kept})
         return Tree({name: kept[name] for name in sorted(names)})
 
-    def knows(self, stage: Stage) -> bool:
-        return stage in self._declared
-
-    def remembers(self, stage: Stage) -> bool:
-        """Whether clients have anything to remember in this stage; known once one has been opened."""
-        return bool(self._declared[stage])
+    def remembers(self, job: Job) -> bool:
+        """Whether clients have anything to remember in this stage. Looks at no client's memory: it may be elsewhere."""
+        if job.stage not in self._declared:
+            client, _ = self._view(job, next(iter(self.federation.train)))
+            self._declared[job.stage] = frozenset(declared(job.stage, client))
+        return bool(self._declared[job.stage])
 
 
 def declared(stage: Stage, client: Client) -> Tree:

@@ -54,14 +54,12 @@ class Worker:
         self.job: Any = None
         self.shared = Tree()
 
-    def open(self, job: Job, download: Any, shared: Any, example: int) -> bool:
+    def open(self, job: Job, download: Any, shared: Any) -> bool:
         """Take in the job; whether clients have anything to remember in it."""
         if shared is not None:
             self.shared = self.shared_inbox.get(shared)
         self.job = replace(job, download=self.inbox.get(download), shared=self.shared)
-        if not self.engine.knows(job.stage):
-            self.engine.open(self.job, example)
-        return self.engine.remembers(job.stage)
+        return self.engine.remembers(self.job)
 
     def train(self, client: int) -> Any:
         return self.outbox.put(self.engine.train(self.job, client).upload)

@@ -63,7 +63,7 @@ class Workers:
     def run(self, job: Job, cohort: Sequence[int]) -> list[Reply]:
         bare = replace(job, download=Tree(), shared=Tree())
         letters = self._outbox.put(job.download), self._shared_letter(job.shared)
-        remembers = any(self._all("open", bare, *letters, min(cohort, default=0)))
+        remembers = any(self._all("open", bare, *letters))
         self._outbox.withdraw()
         self._shared_box.withdraw()
         waiting = sorted(cohort, key=lambda i: (-self.sizes[i], i))
