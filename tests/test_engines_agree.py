@@ -212,7 +212,7 @@ def test_a_failing_client_is_named():
 
 
 def test_a_worker_reads_no_memory_of_clients_it_does_not_own(tmp_path):
-    """After a resume, client 1's owner writes a new version and the old one is pruned; the other worker knows only that."""
+    """After a resume its owner writes a new version and the old one is pruned; the other worker knows but that one."""
     engine = Workers(build, SIZES, 2, Storage(tmp_path))
     jobs = []
     plan = replace(PLAN, cohort=Everyone())
@@ -222,7 +222,8 @@ def test_a_worker_reads_no_memory_of_clients_it_does_not_own(tmp_path):
     engine = Workers(build, SIZES, 2, Storage(tmp_path, round=3))
     job = replace(jobs[-1], round=3)
     try:
-        engine.run(job, [1])
+        for client in (2, 1):
+            engine.run(job, [client])
         engine.save(4)
         prune(tmp_path, before=4, after=4)
         look = job.stage.errand(Evaluate(base=job.stage.algorithm))
