@@ -8,6 +8,8 @@ import sys
 import pytest
 
 from fedlens.data.show import source_named
+from fedlens.report.figures import bytes_until, curve, learning_curves
+from fedlens.runs import RunFolder
 
 
 def fedlens(*words, cwd, code=0):
@@ -51,6 +53,15 @@ def test_explain_a_run_and_its_clients(finished):
     assert "lrp" in fedlens("explain", "run", "--methods", "lpr", cwd=finished, code=2)
     assert "client 9 does not exist" in fedlens("explain", "run", "--clients", "9", cwd=finished, code=2)
     assert "holds no run" in fedlens("explain", "nothing", cwd=finished, code=2)
+
+
+def test_learning_curves_of_several_runs(finished, tmp_path):
+    runs = {"one": RunFolder(finished / "run"), "again": RunFolder(finished / "run")}
+    picture = learning_curves(runs, tmp_path / "curves")
+    assert picture.stat().st_size > 5_000 and picture.with_suffix(".svg").exists()
+    rounds, accuracies = curve(runs["one"])
+    assert rounds == [1] and 0 <= accuracies[0] <= 1
+    assert bytes_until(runs["one"], rounds) == [runs["one"].result()["bytes_up"] + runs["one"].result()["bytes_down"]]
 
 
 def test_explain_a_model_without_a_run(tmp_path):

@@ -16,7 +16,7 @@ GIB = 1 << 30
 
 
 def write_whole(path: Path, data: bytes, *, durable: bool = False) -> None:
-    """All of the file or nothing: written beside it, then renamed. `durable` outlives a power cut as well."""
+    """All of the file or nothing: written beside it, then renamed. `durable` waits until the disk has it."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(beside, "wb") as file:
