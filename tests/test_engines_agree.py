@@ -88,6 +88,28 @@ def test_lanes_equal_sequential(name, lanes):
         assert same(one.memories.get(client), engine.memories.get(client)), f"memory of client {client}"
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_rows_that_are_not_full_need_no_filling_without_batchnorm(name, monkeypatch):
+    """Steps that look at real examples alone: the same as with rows filled up by examples of weight zero."""
+    recipe, plan = CASES[name]
+    short = Sequential(network(norm=False), federation(), checked=True)
+    found = run(recipe, network(norm=False), short, plan)
+    beside = Lanes(network(norm=False), federation(), lanes=3)
+    assert same(run(recipe, network(norm=False), beside, plan).state, found.state)
+    seen = []
+
+    def whole(batches, t, net, device):
+        seen.append(batches.size(t) < batches.rows.shape[1])
+        return batches.rows.shape[1]
+
+    monkeypatch.setattr("fedlens.engines.sequential.looked_at", whole)
+    filled = Sequential(network(norm=False), federation())
+    expected = run(recipe, network(norm=False), filled, plan)
+    for (path, a), (_, b) in zip(expected.state.paths(), found.state.paths(), strict=True):
+        torch.testing.assert_close(b, a, rtol=1e-9, atol=1e-11, msg=path)
+    assert not seen or any(seen)
+
+
 def test_observing_changes_nothing():
     """Personal evaluation after every round leaves state and memories as they are."""
 

@@ -76,9 +76,12 @@ class Experiment:
     workers: Number = 0  # processes; 0: one per core
     lanes: Number = 0  # clients side by side on a GPU; 0: as many as fit
     device: str = "auto"
+    residency: Literal["auto", "device", "host"] = "auto"  # where images lie; auto: on the GPU when they fit
     precision: Literal["auto", Precision] = "auto"
+    compile: bool = False  # training passes through torch.compile: worth its half minute in long runs on a GPU
     memory: Positive = 1.0  # GiB of client memories that each process holds in RAM; the rest is on disk
     checkpoint: Number = 1  # rounds between checkpoints; 0: only after the last round
+    keep: Number = 0  # rounds between checkpoints that stay, to look at later; 0: only the last two
     picture: bool = True  # draw the run when it is complete
     seed: int = 0
     out: str = ""  # the run's folder; without one: runs/DATA-ALGORITHM-N
@@ -151,7 +154,7 @@ class Experiment:
         with seeded(key(self.seed, "init")):
             module = self.model.build(len(images.classes), channels, height)
         try:
-            return Network(module, "fp32" if self.precision == "auto" else self.precision, self.buffers)
+            return Network(module, "fp32" if self.precision == "auto" else self.precision, self.buffers, self.compile)
         except ValueError as error:
             raise BadInput(f"model: {error}") from None
 
@@ -168,4 +171,21 @@ def parts(experiment: Experiment) -> tuple[Network, Federation]:
     """What an engine needs, built anew from the configuration: in this process or in a worker."""
     images = experiment.data.load()
     net, (federation, _) = experiment.network(images), experiment.federation(images)
-    return net.to(experiment.device), federation.to(experiment.device)
+    return net.to(experiment.device), settled(experiment, federation)
+
+
+def settled(experiment: Experiment, federation: Federation) -> Federation:
+    """On the experiment's device; the images stay on the host when that is asked for, or when they do not fit."""
+    too_large = experiment.residency == "auto" and federation.data.x.nbytes > room_for_images(experiment.device)
+    hosted = experiment.residency == "host" or too_large
+    return (federation.on_host() if hosted else federation).to(experiment.device)
+
+
+def devices(device: str) -> list[str]:
+    """All visible GPUs, unless one was named."""
+    return [f"cuda:{n}" for n in range(torch.cuda.device_count())] if device == "cuda" else [device]
+
+
+def room_for_images(device: str) -> float:
+    """Bytes: half of what is free on every GPU, the rest is for training. A CPU reads them where they are mapped."""
+    return min(torch.cuda.mem_get_info(each)[0] / 2 for each in devices(device)) if device != "cpu" else float("inf")

@@ -24,11 +24,13 @@ from .core.rng import key
 from .core.run import Engine, Job, Reply
 from .core.run import run as run_rounds
 from .core.tree import Tree
+from .engines.allocator import keep_freed_memory
 from .engines.lanes import Lanes
 from .engines.sequential import Sequential
 from .engines.worker import Storage
 from .engines.workers import Workers
-from .experiment import Experiment, parts
+from .experiment import Experiment, devices, parts, settled
+from .privacy.disclosure import Disclosure
 from .runs import Checkpoint, RunFolder, code_hash, config_hash, passport
 
 
@@ -98,7 +100,18 @@ def run(experiment: Experiment | None = None, *, watcher: Watcher | None = None)
         return _carry_on(folder, experiment, None, [], watcher or Nobody(), images)
 
 
-_CHANGEABLE = ("rounds", "engine", "workers", "lanes", "memory", "checkpoint", "picture")
+_CHANGEABLE = (
+    "rounds",
+    "engine",
+    "workers",
+    "lanes",
+    "residency",
+    "memory",
+    "checkpoint",
+    "keep",
+    "picture",
+    "uplink.dp.budget",
+)
 
 
 def resume(path: str | Path, words: Sequence[str] = (), *, watcher: Watcher | None = None) -> Result:
@@ -114,11 +127,14 @@ def resume(path: str | Path, words: Sequence[str] = (), *, watcher: Watcher | No
         _same_settings(folder, began)
         checkpoint, notes = folder.load()
         done = checkpoint.round if checkpoint else 0
+        if experiment.uplink != began.uplink:
+            raise BadInput(f"uplink.dp.budget cannot change: {folder.path} runs without uplink=dp")
         _same_path(began, experiment, done, folder.path)
         if (before := folder.result()) and done == len(experiment.timetable()):
             return Result(**before)
-        if experiment.rounds != began.rounds:  # a later resume aims for the new number too
-            folder.change(config.to_yaml(experiment), config_hash(config.plain(experiment)))
+        now = config_hash(config.plain(experiment))
+        if now != config_hash(config.plain(began)):  # a later resume aims for the new rounds and budget too
+            folder.change(config.to_yaml(experiment), now)
         return _carry_on(folder, experiment, checkpoint, notes, watcher or Nobody(), experiment.data.load())
 
 
@@ -164,12 +180,14 @@ def _carry_on(
         folder.write_json("label_counts.json", label_counts(federation, len(images.classes)))
     folder.memories.mkdir(exist_ok=True)
     prune(folder.memories, before=0, after=start.round)
+    keep_freed_memory()
     with threads(1), matmuls(experiment.precision):
         net = experiment.network(images).to(experiment.device)
-        federation = federation.to(experiment.device)
+        federation = settled(experiment, federation)
         engine = _engine(experiment, net, federation, folder, start.round)
         try:
             recorder = Recorder(folder, experiment, engine, start, watcher)
+            recorder.disclosure.refuse(start.round)
             watcher.begin(experiment, folder.path, notes + list(split.notes), start.round, recorder.rounds)
             run_rounds(
                 experiment.algorithm,
@@ -204,13 +222,8 @@ def _engine(experiment: Experiment, net, federation, folder: RunFolder, round: i
         return Workers(partial(parts, experiment), sizes, experiment.workers, Storage(folder.memories, limit, round))
     memories = Memories(folder.memories, limit, round)
     if experiment.engine == "lanes":
-        return Lanes(net, federation, lanes=experiment.lanes, devices=_devices(experiment.device), memories=memories)
+        return Lanes(net, federation, lanes=experiment.lanes, devices=devices(experiment.device), memories=memories)
     return Sequential(net, federation, memories=memories)
-
-
-def _devices(device: str) -> list[str] | None:
-    """All visible GPUs, unless one was named."""
-    return [f"cuda:{n}" for n in range(torch.cuda.device_count())] if device == "cuda" else None
 
 
 def _same_origin(before: dict[str, Any], now: dict[str, Any]) -> None:
@@ -254,6 +267,8 @@ class Recorder:
         self.folder, self.experiment, self.engine, self.watcher = folder, experiment, engine, watcher
         self.ledger, self.rounds = start.ledger, len(experiment.timetable())
         self.metrics, self.bytes = folder.tables()
+        privacy = folder.path / "privacy.json"
+        self.disclosure = Disclosure(privacy, experiment.timetable(), experiment.clients, experiment.seed)
         for table in (self.metrics, self.bytes):
             table.cut(start.round)
         self._began = time.perf_counter() - start.seconds
@@ -271,11 +286,15 @@ class Recorder:
         seconds = time.perf_counter() - self._began
         self.metrics.add([(server.round, None, "", "", "", "seconds", seconds - self._last_round)])
         self._last_round = seconds
-        if last or _due(server.round, self.experiment.checkpoint):
+        self.disclosure.book(job, replies)
+        stops = self.disclosure.overspends(server.round + 1) is not None
+        due = any(_due(server.round, every) for every in (self.experiment.checkpoint, self.experiment.keep))
+        if last or stops or due:
+            self.disclosure.write(server.round, self.folder.write_json)
             self.engine.save(server.round)
             self.metrics.flush()
             self.bytes.flush()
-            self.folder.save(Checkpoint(server.round, server.state, self.ledger, seconds))
+            self.folder.save(Checkpoint(server.round, server.state, self.ledger, seconds), self.experiment.keep)
         for note in job.stage.algorithm.notes(replies):
             self.folder.log(f"note: {note}")
             self.watcher.note(note)
@@ -283,6 +302,7 @@ class Recorder:
         progress = Progress(server.round, self.rounds, accuracy, loss, self.ledger.up, self.ledger.down, seconds)
         self.folder.log(line(progress))
         self.watcher.round(progress)
+        self.disclosure.refuse(server.round)
 
     def _look_at_global(self, server: Server, job: Job) -> tuple[float, float] | None:
         """The global model on the pooled test set; none when clients keep a part of it."""

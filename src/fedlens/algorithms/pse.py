@@ -1,14 +1,13 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor
 
 from ..attribution.cam import resized
 from ..attribution.channels import ChannelTaps
@@ -16,7 +15,6 @@ from ..attribution.question import scores
 from ..core.errors import BadInput
 from ..core.fields import Share
 from ..core.network import Network
-from ..core.rng import fold
 from ..core.tree import Tree, grad
 from .fedper import FedPer, Part, is_extractor
 
@@ -112,17 +110,17 @@ class PSE(FedPer):
         for weights, own_key, tap in zip(pair, (key, None), taps, strict=True):
             with tap:
                 if crosses:
-                    seen.append(_call(net, weights, _maps, x, key=own_key))
+                    seen.append(net.call(weights, _maps, x, train=own_key is not None, key=own_key))
                 else:
                     seen.append(net.look(weights, x, train=own_key is not None, key=own_key))
         if not crosses:
             return Seen(seen, torch.cat([out.logits for out in seen]))
-        out, back = _call(net, pair[0], _exchanged, *seen, key=key)
+        out, back = net.call(pair[0], _exchanged, *seen, train=key is not None, key=key)
         features, logits = (t.to(x.dtype) for t in out)
         outs = [Tree(features=f, logits=z) for f, z in zip(features.chunk(2), logits.chunk(2), strict=True)]
         if self.score_path == "cross":
             return Seen(outs, logits, back)
-        (_, alone), _ = _call(net, pair[0], _alone, *seen)
+        (_, alone), _ = net.call(pair[0], _alone, *seen)
         return Seen(outs, alone.to(x.dtype))
 
     def evidence(self, net: Network, pair: Pair, batch: Tree, taps: tuple[Any, Any], seen: Seen) -> tuple[Tree, Tree]:
@@ -200,28 +198,6 @@ class _Maps(ChannelTaps):
     def _tapped(self, names: list[str], out: Tensor) -> Tensor:
         self.maps |= dict.fromkeys(names, out.detach())
         return super()._tapped(names, out)
-
-
-def _call(net: Network, weights: Tree, f: Callable, *inputs: Tensor, key: Tensor | None = None) -> Any:
-    """f(module, *inputs) of the network's module under these weights; with a key it is a training pass."""
-    net._set_mode(key is not None, None)
-    if key is not None:
-        for name, part in net._dropouts:
-            part.key = fold(key, name)
-    if net.layout is not None:
-        inputs = tuple(x.contiguous(memory_format=net.layout) for x in inputs)
-    named = {f"module.{k}": v for k, v in (*weights.params.items(), *weights.buffers.items())}
-    with torch.autocast(inputs[0].device.type, torch.bfloat16, enabled=net.precision == "bf16"):
-        return functional_call(_Under(net.module), named, (f, *inputs), tie_weights=net._tied)
-
-
-class _Under(nn.Module):
-    def __init__(self, module: nn.Module):
-        super().__init__()
-        self.module = module
-
-    def forward(self, f: Callable, *inputs: Tensor) -> Any:
-        return f(self.module, *inputs)
 
 
 def _maps(module: Any, x: Tensor) -> Tensor:

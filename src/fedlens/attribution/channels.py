@@ -31,7 +31,7 @@ class _Tap(torch.autograd.Function):
     def forward(ctx: Any, out: Tensor, leaf: Tensor, reduction: Reduction) -> Tensor:
         ctx.save_for_backward(out)
         ctx.reduction = reduction
-        return out.view_as(out)
+        return torch.ops.aten.alias(out)  # view_as would choose other strides where a side has length one
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
@@ -149,7 +149,8 @@ class ChannelTaps(Rewriting):
         return self._tapped(names, out) if names else out
 
     def _tapped(self, names: list[str], out: Tensor) -> Tensor:
-        leaf = out.new_zeros(out.shape[1], requires_grad=True)
+        # Sums over many positions need more than the eight bits of mantissa that a map in half precision has.
+        leaf = out.new_zeros(out.shape[1], dtype=_full(out), requires_grad=True)
         for name in names:
             if name in self.leaves:
                 raise BadInput(f"{name} runs twice in one pass and its channels mix; give each use a layer of its own")
@@ -174,11 +175,15 @@ def channel_gradients(
 
 
 def _summed(gradient: Tensor, out: Tensor) -> Tensor:
-    return gradient.transpose(0, 1).flatten(1).sum(1)
+    return gradient.transpose(0, 1).flatten(1).sum(1, dtype=_full(gradient))
 
 
 def _plus_plus(gradient: Tensor, out: Tensor) -> Tensor:
-    return _summed(plus_plus(out, gradient), out)
+    return _summed(plus_plus(out.to(_full(out)), gradient.to(_full(gradient))), out)
+
+
+def _full(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
 
 
 _CALLED = {"conv": "convolution", "relu": "ReLU"}

@@ -29,7 +29,18 @@ PICKS = frozenset(
 MOVES = frozenset(
     {"flatten", "unflatten", "reshape", "view", "view_as", "permute", "transpose", "movedim", "squeeze", "unsqueeze"}
     | {"expand", "expand_as", "repeat", "cat", "concat", "stack", "chunk", "split", "unbind", "getitem", "narrow"}
-    | {"select", "index_select", "gather", "flip", "roll", "pixel_shuffle", "channel_shuffle", "contiguous", "clone"}
+    | {
+        "select",
+        "index_select",
+        "gather",
+        "flip",
+        "roll",
+        "pixel_shuffle",
+        "channel_shuffle",
+        "contiguous",
+        "clone",
+        "as_strided",
+    }
     | {"to", "float", "double", "t", "__get__"}
 )
 PLAIN = SUMS | PICKS | MOVES | {"pad"}

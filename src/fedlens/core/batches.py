@@ -1,4 +1,4 @@
-"""Data on the device; a batch is a row of indices."""
+"""Data on the device, or beside it where it does not fit; a batch is a row of indices."""
 
 from __future__ import annotations
 
@@ -19,14 +19,46 @@ def as_it_is(x: Tensor, key: Tensor | None) -> Tensor:
 
 
 @dataclass(frozen=True)
+class OnHost:
+    """Examples that stay in host memory, or in a mapped file; those asked for are gathered there and sent to `device`.
+
+    The host waits for the copy, and so is never further ahead than one gather: page-locked memory stays small.
+    """
+
+    stored: Tensor
+    device: torch.device
+
+    def __len__(self) -> int:
+        return len(self.stored)
+
+    @property
+    def nbytes(self) -> int:
+        return self.stored.nbytes
+
+    def __getitem__(self, index: Tensor) -> Tensor:
+        room = self.room(len(index), staged=True)
+        return torch.index_select(self.stored, 0, index.cpu(), out=room).to(self.device)
+
+    def room(self, count: int, *, staged: bool = False) -> Tensor:
+        """Memory for so many examples on the device; staged: on the host, where the device can fetch them."""
+        shape, dtype = (count, *self.stored.shape[1:]), self.stored.dtype
+        if staged:
+            return torch.empty(shape, dtype=dtype, pin_memory=self.device.type == "cuda")
+        return torch.empty(shape, dtype=dtype, device=self.device)
+
+    def to(self, device: torch.device | str) -> OnHost:
+        return replace(self, device=torch.empty(0, device=device).device)  # with its number, as tensors say it
+
+
+@dataclass(frozen=True)
 class Dataset:
     """`prepare(x, key)` turns stored examples into network input; `key` is None when nothing may be random.
 
     It folds the key for each of its purposes, as everyone does who draws in a step.
     """
 
-    x: Tensor
-    y: Tensor
+    x: Tensor | OnHost
+    y: Tensor | OnHost
     prepare: Callable[[Tensor, Tensor | None], Tensor] = as_it_is
 
     def __len__(self) -> int:
@@ -64,12 +96,17 @@ class Shard:
 
 @dataclass(frozen=True)
 class Federation:
-    """One resident data set; for each client the indices it owns, and the pooled test set."""
+    """One data set; for each client the indices it owns, and the pooled test set."""
 
     data: Dataset
     train: Mapping[int, Tensor]
     test: Mapping[int, Tensor]
     pool: Tensor = torch.empty(0, dtype=torch.long)
+
+    def on_host(self) -> Federation:
+        """The same, whose examples stay on the host whatever device it is moved to."""
+        x, y = (part if isinstance(part, OnHost) else OnHost(part, part.device) for part in (self.data.x, self.data.y))
+        return replace(self, data=replace(self.data, x=x, y=y))
 
     def to(self, device: torch.device | str) -> Federation:
         moved = {name: {i: index.to(device) for i, index in getattr(self, name).items()} for name in ("train", "test")}
@@ -81,6 +118,10 @@ class Plan(NamedTuple):
     rows: Tensor  # [steps, size] indices into the client's examples
     weights: Tensor  # [steps, size] one, or zero where a row wraps round
     epochs: list[int]  # which epoch each row belongs to
+
+    def size(self, t: int) -> int:
+        """How many of a row count; the others, at its end, wrap round."""
+        return int(self.weights[t].sum())
 
 
 def plan(examples: int, size: int, seed: int, *, epochs: int = 1, steps: int | None = None) -> Plan:

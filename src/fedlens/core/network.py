@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -25,18 +26,26 @@ class Network:
 
     `precision` is that of the forward pass; weights, gradients and results keep the weights' dtype.
     `buffers` says what becomes of running statistics: averaged like parameters, or kept by each client.
+    `compile`: training passes run as kernels that torch.compile makes of the module, once, in half a minute or so.
     """
 
-    def __init__(self, module: nn.Module, precision: Precision = "fp32", buffers: Buffers = "average"):
+    def __init__(
+        self,
+        module: nn.Module,
+        precision: Precision = "fp32",
+        buffers: Buffers = "average",
+        compile: bool = False,
+    ):
         self.module = copy.deepcopy(module)
         self.precision: Precision = precision
         self.buffers: Buffers = buffers
+        self.compile = compile
         if precision == "fp64":
             self.module.double()
         # Convolutions are faster on pixels whose channels lie side by side. Weights stay as they are: every tree has
         # one layout, or sums over it would round differently in another engine.
         self.layout = torch.channels_last if any(isinstance(m, nn.Conv2d) for m in module.modules()) else None
-        self._parts = _Parts(self.module)
+        self._under = _Under(self.module)
         for name, part in self.module.named_modules():
             if isinstance(part, _DropoutNd):
                 raise ValueError(f"{name} draws from a global generator; use fedlens.models.Dropout")
@@ -49,7 +58,7 @@ class Network:
         self._names = frozenset(f"module.{k}" for part in initial.values() for k in part)
         self.head = self._names_under(getattr(self.module, "head", None))
         self._dropouts = [(n, m) for n, m in self.module.named_modules() if isinstance(m, Dropout)]
-        self._norms = [(n, m) for n, m in self.module.named_modules() if isinstance(m, _BatchNorm)]
+        self.norms = [(n, m) for n, m in self.module.named_modules() if isinstance(m, _BatchNorm)]
         every = dict(self.module.named_parameters(remove_duplicate=False))
         self._tied = len(every) > len(dict(self.module.named_parameters()))
         self._mode: object = None
@@ -60,12 +69,12 @@ class Network:
     def at(self, precision: Precision) -> Network:
         """The same network in another precision, made once."""
         if precision not in self._others:
-            self._others[precision] = Network(self.module, precision, self.buffers)
+            self._others[precision] = Network(self.module, precision, self.buffers, self.compile)
         return self._others[precision]
 
     def copy(self) -> Network:
         """Another module of the same values, for another device."""
-        return Network(self.module, self.precision, self.buffers)
+        return Network(self.module, self.precision, self.buffers, self.compile)
 
     def to(self, device: torch.device | str) -> Network:
         self.module.to(device)
@@ -103,21 +112,37 @@ class Network:
 
         `only` are the parameters that train when not all do: a frozen norm reads its statistics, writes none.
         """
+        features, logits = self.call(weights, _features_and_logits, x, train=train, key=key, only=only)
+        dtype = next(iter(weights.params.values())).dtype
+        return Tree(features=features.to(dtype), logits=logits.to(dtype))
+
+    def call(
+        self,
+        weights: Tree,
+        f: Callable[..., Any],
+        *inputs: Tensor,
+        train: bool = False,
+        key: Tensor | None = None,
+        only: Tree | None = None,
+    ) -> Any:
+        """f(module, *inputs) under these weights, in this network's precision."""
         self._set_mode(train, only)
-        if self.layout is not None and x.dim() == 4:
-            x = x.contiguous(memory_format=self.layout)
+        if self.layout is not None:
+            inputs = tuple(_side_by_side(x) if x.dim() == 4 else x for x in inputs)
         for name, part in self._dropouts if train else ():
             assert key is not None, "a training pass through dropout needs the step's key"
             part.key = fold(key, name)
         named = {f"module.{k}": v for k, v in (*weights.params.items(), *weights.buffers.items())}
         if named.keys() != self._names:  # functional_call would fall back on the module's own weights
             raise KeyError(f"weights differ from the network's in {', '.join(sorted(self._names ^ named.keys()))}")
-        if self.precision == "bf16" and x.is_cuda:
+        device = inputs[0].device.type
+        if self.precision == "bf16" and device == "cuda":
             named.update(_halved({name: named[name] for name in self._halved}))
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
-            features, logits = functional_call(self._parts, named, (x,), tie_weights=self._tied)
-        dtype = next(iter(weights.params.values())).dtype
-        return Tree(features=features.to(dtype), logits=logits.to(dtype))
+        # What is compiled must not be watched: it would be left out by taps and rewritten rules.
+        compiled = self.compile and train and not torch._C._len_torch_function_stack()
+        run = _compiled() if compiled else functional_call
+        with torch.autocast(device, torch.bfloat16, enabled=self.precision == "bf16"):
+            return run(self._under, named, (f, *inputs), tie_weights=self._tied)
 
     def _set_mode(self, train: bool, only: Tree | None) -> None:
         mode = train, None if only is None else frozenset(only)
@@ -125,7 +150,7 @@ class Network:
             return
         self.module.train(train)
         if train and only is not None:
-            for name, part in self._norms:
+            for name, part in self.norms:
                 part.train(any(f"{name}.{weight}" in only for weight, _ in part.named_parameters(recurse=False)))
         self._mode = mode
 
@@ -144,6 +169,15 @@ class Network:
         finally:
             for handle in handles:
                 handle.remove()
+
+
+def _side_by_side(x: Tensor) -> Tensor:
+    """Channels next to each other in memory, which convolutions and pools on a CPU or a GPU are fastest on."""
+    if x.shape[1] != 1:
+        return x.contiguous(memory_format=torch.channels_last)
+    # With one channel both layouts hold the same bytes, and torch takes the slow one unless the strides say otherwise.
+    high, wide = x.shape[2:]
+    return x.contiguous().as_strided(x.shape, (high * wide, 1, wide, 1))
 
 
 def _is_running(name: str, buffer: Tensor) -> bool:
@@ -189,11 +223,22 @@ class Dropout(nn.Module):
         return x * (uniform(self.key, *x.shape) >= self.rate) / (1 - self.rate) if self.training else x
 
 
-class _Parts(nn.Module):
+class _Under(nn.Module):
+    """Whatever is asked of the module, asked as a forward pass: only those can be given other weights."""
+
     def __init__(self, module: nn.Module):
         super().__init__()
-        self.module: Any = module
+        self.module = module
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        features = self.module.features(x)
-        return features, self.module.head(features)
+    def forward(self, f: Callable[..., Any], *inputs: Tensor) -> Any:
+        return f(self.module, *inputs)
+
+
+def _features_and_logits(module: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    features = module.features(x)
+    return features, module.head(features)
+
+
+@functools.cache
+def _compiled() -> Callable[..., Any]:
+    return torch.compile(functional_call, dynamic=False)

@@ -13,18 +13,20 @@ import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from ..core.algorithm import Client, Stage
-from ..core.batches import Federation, Plan
+from ..core.batches import Federation, OnHost, Plan
 from ..core.memories import Memories
 from ..core.network import Network
 from ..core.rng import key
 from ..core.run import Job, Reply
 from ..core.tree import Tree
-from .sequential import Sequential
+from .sequential import Sequential, looked_at
+from .window import Window
 
 _WARM_UP = 3  # steps before recording: libraries choose kernels and allocate on the first ones
 _BURST = 8  # steps queued for a lane at a time: no lane starves, and the host is ahead of the device
@@ -40,10 +42,13 @@ class Lane:
         self.local = local.map(place.laid_out)
         self.memory, self._memory_shape = client.memory.clone(), _shape(client.memory)
         steps = place.most_steps(stage)
-        self.rows = torch.zeros(steps, stage.size, dtype=torch.long, device=self.device)
-        self.weights = torch.zeros(steps, stage.size, dtype=torch.float64, device=self.device)
-        self.keys = torch.zeros(steps, dtype=torch.long, device=self.device)
+        self.data, self.window = place.federation.data, place.window(min(steps, _BURST), stage.size)
+        if self.window is not None:
+            self.data, self.rows = self.window.data, self.window.rows(steps)
+        # A line for each step: the examples' places, their weights (the bits of float64), the key.
+        self.lines = torch.zeros(steps, 2 * stage.size + 1, dtype=torch.long, device=self.device)
         self.t = torch.zeros(1, dtype=torch.long, device=self.device)
+        self.storages = _storages(self.local, place.received, place.shared)
         self.view = client.inside(received=place.received, shared=place.shared, memory=self.memory)
         self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self._graphs: dict[str, torch.cuda.CUDAGraph] = {}
@@ -56,44 +61,55 @@ class Lane:
     def seat(self, job: Job, i: int, client: Client, local: Tree, batches: Plan) -> None:
         """Copy a client's trees and plan into the lane."""
         self.i, self.client, self.epochs, self.done = i, client, batches.epochs, 0
+        self.used = [looked_at(batches, t, self.place.net, self.device) for t in range(len(batches.epochs))]
         self.local.copy_(local)
         self.memory.copy_(client.memory)
         if steps := len(batches.epochs):
+            rows = self.place.train[i][batches.rows]
+            if self.window is not None:
+                self.wanted, rows = rows, self.rows[:steps]
             keys = torch.tensor([key(job.seed, "step", job.round, i, t) for t in range(steps)])
-            self.rows[:steps].copy_(client.data.index[self._sent(batches.rows)])
-            self.weights[:steps].copy_(self._sent(batches.weights))
-            self.keys[:steps].copy_(self._sent(keys))
+            self._write(rows, batches.weights, keys)
         self.t.zero_()
 
-    def _sent(self, table: torch.Tensor) -> torch.Tensor:
-        """On the device, without making the host wait for what is queued there."""
-        return table if self.stream is None else table.pin_memory().to(self.device, non_blocking=True)
+    def _write(self, rows: torch.Tensor, weights: torch.Tensor, keys: torch.Tensor) -> None:
+        """The plan in one copy, and without making the host wait for what is queued on the device."""
+        lines = torch.empty(len(keys), self.lines.shape[1], dtype=torch.long, pin_memory=self.stream is not None)
+        lines[:, : self.stage.size] = rows
+        lines[:, self.stage.size : -1] = weights.view(torch.long)
+        lines[:, -1] = keys
+        self.lines[: len(lines)].copy_(lines, non_blocking=True)
 
     def advance(self, most: int) -> None:
         """The next steps of whoever sits here; recorded ones are only queued."""
         with _on(self.stream):
+            if self.window is not None and self.done < len(self.epochs):
+                self.window.fetch(self.wanted[self.done : self.done + most])
             for epoch in self.epochs[self.done : self.done + most]:
                 phase = self.stage.algorithm.phase(epoch)
                 if phase in self._graphs:
                     self._graphs[phase].replay()
                 else:
-                    self._step(phase)
+                    self._step(phase, self.used[self.done])
                 self.done += 1
 
-    def _step(self, phase: str) -> None:
+    def _step(self, phase: str, size: int | None = None) -> None:
         if phase not in self._views:
             self._views[phase] = self.view.inside(phase=phase)
-        row, weight, seed = (table.index_select(0, self.t)[0] for table in (self.rows, self.weights, self.keys))
-        batch = self.place.federation.data.batch(row, weight, seed)
+        line = self.lines.index_select(0, self.t)[0]
+        rows, weights = line[:-1].view(2, -1)[:, :size]
+        batch = self.data.batch(rows, weights.view(torch.float64), line[-1])
         self.local.copy_(self.stage.algorithm.step(self._views[phase], self.local, batch))
         self.t += 1
 
     def record(self, client: Client) -> None:
         """One graph for each kind of step. Warming up moves the lane's values: a client is seated afterwards."""
         assert self.stream is not None
-        some = client.data.index[torch.arange(self.stage.size, device=self.device) % client.examples]
-        self.rows.copy_(some.expand_as(self.rows))
-        self.weights.fill_(1)
+        some = client.data.index.cpu()[torch.arange(self.stage.size) % client.examples].expand(len(self.lines), -1)
+        if self.window is not None:
+            self.window.fetch(some[: self.window.steps])
+            some = self.rows
+        self._write(some, torch.ones(some.shape, dtype=torch.float64), torch.zeros(len(some), dtype=torch.long))
         torch.cuda.synchronize(self.device)
         for phase in dict.fromkeys(self.stage.algorithm.phase(epoch) for epoch in range(max(self.stage.epochs, 1))):
             with torch.cuda.stream(self.stream):
@@ -120,6 +136,8 @@ class Place:
         self.free: dict[Stage, list[Lane]] = {}
         self.rooms: dict[Stage, int] = {}  # how many lanes of a stage fit
         self.ready: Any = None  # the moment from which lanes may read what was received
+        self.hosted = isinstance(federation.data.x, OnHost)
+        self.train = {i: index.cpu() for i, index in federation.train.items()}
 
     def take_in(self, job: Job) -> Job:
         """The job as clients on this device see it."""
@@ -138,6 +156,10 @@ class Place:
         """A copy. On a GPU convolutions want channels side by side in their weights too."""
         wide = self.net.layout is not None and self.device.type == "cuda" and leaf.dim() == 4
         return leaf.clone(memory_format=torch.channels_last if wide else torch.preserve_format)
+
+    def window(self, steps: int, size: int) -> Window | None:
+        """Where lanes find their batches when the data stay on the host."""
+        return Window(self.federation.data, steps, size) if self.hosted else None
 
     def most_steps(self, stage: Stage) -> int:
         longest = max((math.ceil(len(index) / stage.size) for index in self.federation.train.values()), default=0)
@@ -258,11 +280,25 @@ class Lanes(Sequential):
 
     def _leave(self, job: Job, lane: Lane) -> Reply:
         with _on(lane.stream):
-            reply = self.conclude(job, lane.i, lane.client, lane.local.clone())  # the next client writes over it
+            reply = self.conclude(job, lane.i, lane.client, lane.local, partial(_apart, lane.storages))
             if lane.place.device != self.home:
                 reply = Reply(reply.client, reply.upload.map(lambda leaf: leaf.to(self.home)))
         lane.place.free[job.stage].append(lane)
         return reply
+
+
+def _storages(*trees: Tree) -> frozenset[int]:
+    return frozenset(leaf.untyped_storage().data_ptr() for tree in trees for leaf in tree.leaves())
+
+
+def _apart(storages: frozenset[int], tree: Tree) -> Tree:
+    """The same values in tensors of their own: the next client writes over the lane's."""
+    leaves = tree.leaves()
+    inside = [leaf for leaf in leaves if leaf.untyped_storage().data_ptr() in storages]
+    if not inside:
+        return tree
+    copies = dict(zip(map(id, inside), Tree(enumerate(inside)).clone().leaves(), strict=True))
+    return tree.rebuild(iter([copies.get(id(leaf), leaf) for leaf in leaves]))
 
 
 def _shape(tree: Tree) -> tuple:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
@@ -66,7 +66,8 @@ class Sequential:
             if view is None or view.phase != algorithm.phase(epoch):
                 view = client.inside(phase=algorithm.phase(epoch))
             seed = torch.tensor(key(job.seed, "step", job.round, i, t), device=device)
-            local = algorithm.step(view, local, data.batch(rows[t], batches.weights[t], seed))
+            size = looked_at(batches, t, self.net, device)
+            local = algorithm.step(view, local, data.batch(rows[t, :size], batches.weights[t, :size], seed))
         return local
 
     def open(
@@ -101,8 +102,11 @@ class Sequential:
         )
         return client, batches
 
-    def conclude(self, job: Job, i: int, client: Client, local: Tree) -> Reply:
-        upload, changed = job.stage.algorithm.finish(client, local)
+    def conclude(
+        self, job: Job, i: int, client: Client, local: Tree, own: Callable[[Tree], Tree] = lambda tree: tree
+    ) -> Reply:
+        """What the client sends and remembers; `own` sees to it that nothing of it lies in storage that is reused."""
+        upload, changed = map(own, job.stage.algorithm.finish(client, local))
         for transform in job.stage.uplink:
             upload, more = transform.encode(client, upload)
             changed = changed.replace(**more)
@@ -130,6 +134,12 @@ class Sequential:
             client, _ = self._view(job, next(iter(self.federation.train)))
             self._declared[job.stage] = frozenset(declared(job.stage, client))
         return bool(self._declared[job.stage])
+
+
+def looked_at(batches: Plan, t: int, net: Network, device: torch.device) -> int:
+    """How many examples of a row a step sees. Those of weight zero fill it up for recorded steps and for BatchNorm;
+    a CPU need not compute what nobody counts."""
+    return batches.rows.shape[1] if net.norms or device.type != "cpu" else batches.size(t)
 
 
 def declared(stage: Stage, client: Client) -> Tree:

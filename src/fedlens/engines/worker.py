@@ -27,6 +27,7 @@ from ..core.memories import GIB, Memories
 from ..core.network import Network
 from ..core.run import Job
 from ..core.tree import Tree
+from .allocator import keep_freed_memory
 from .mailbox import Inbox, Outbox
 from .sequential import Sequential
 
@@ -102,6 +103,7 @@ def main() -> None:
     _die_with(int(sys.argv[2]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     torch.set_num_threads(1)
+    keep_freed_memory()
     with Connection(int(sys.argv[1])) as connection, contextlib.suppress(BrokenPipeError, ConnectionResetError):
         serve(connection)
 
