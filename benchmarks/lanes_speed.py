@@ -75,7 +75,6 @@ def main() -> None:
     options.add_argument("--sweep", action="store_true")
     options.add_argument("--profile", action="store_true")
     asked = options.parse_args()
-    torch.backends.cudnn.benchmark = True
     print(torch.cuda.get_device_name(), torch.__version__, flush=True)
     rows = bench(JOBS, "bf16", "cuda", 1)
     for row in rows:

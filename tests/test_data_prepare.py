@@ -21,20 +21,26 @@ def some(count=12, channels=3, height=7, width=9):
 def textbook(x, mean, std, crop, flip, seed):
     """Image by image: a black border, a window at a random place, the mirror, then (pixel / 255 - mean) / std."""
     count, channels, height, width = x.shape
-    places = (uniform(fold(seed, "crop"), 2, count).double() * (2 * crop + 1)).long().tolist()
-    mirrors = (uniform(fold(seed, "flip"), count) < 0.5).tolist()
+    drawn = uniform(fold(seed, "move"), count, 3).double().tolist()
     out = np.zeros(x.shape)
     for number in range(count):
         image = np.zeros((channels, height + 2 * crop, width + 2 * crop))
         image[:, crop : crop + height, crop : crop + width] = x[number].numpy()
         if crop:
-            top, left = places[0][number], places[1][number]
+            top, left = (int(share * (2 * crop + 1)) for share in drawn[number][1:])
             image = image[:, top : top + height, left : left + width]
-        if flip and mirrors[number]:
+        if flip and drawn[number][0] < 0.5:
             image = image[:, :, ::-1]
         for channel in range(channels):
             out[number, channel] = (image[channel] / 255 - mean[channel]) / std[channel]
     return out
+
+
+def test_what_an_image_gets_does_not_depend_on_those_after_it():
+    """A batch that is not filled up draws the same for its images."""
+    x, seed = some(), torch.tensor(key("test"))
+    prepare = Prepare(MEAN, STD, 4, True, torch.float64)
+    assert torch.equal(prepare(x[:5], seed), prepare(x, seed)[:5])
 
 
 @pytest.mark.parametrize("crop", [0, 1, 4])

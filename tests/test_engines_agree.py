@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fedlens.algorithms import FedAvg, Local, Scaffold
+from fedlens.algorithms import FedAvg, Local, Moon, Scaffold
 from fedlens.core.algorithm import Algorithm, Server
 from fedlens.core.cohort import Everyone
 from fedlens.core.errors import ClientFailed
@@ -14,7 +14,7 @@ from fedlens.core.evaluate import Evaluate
 from fedlens.core.memories import Memories, prune
 from fedlens.core.run import Job, enter, run, timetable
 from fedlens.core.tree import Tree
-from fedlens.engines.lanes import Lanes
+from fedlens.engines.lanes import Lane, Lanes
 from fedlens.engines.sequential import Sequential
 from fedlens.engines.worker import Storage
 from fedlens.engines.workers import Workers
@@ -108,6 +108,23 @@ def test_rows_that_are_not_full_need_no_filling_without_batchnorm(name, monkeypa
     for (path, a), (_, b) in zip(expected.state.paths(), found.state.paths(), strict=True):
         torch.testing.assert_close(b, a, rtol=1e-9, atol=1e-11, msg=path)
     assert not seen or any(seen)
+
+
+def test_a_lane_serves_clients_whose_memory_was_on_disk(tmp_path, monkeypatch):
+    """What comes back from a file has its names in another order; recording a step again for it would take for ever."""
+    made = []
+    begin = Lane.__init__
+
+    def count(self, *arguments):
+        made.append(self)
+        begin(self, *arguments)
+
+    monkeypatch.setattr(Lane, "__init__", count)
+    engine = Lanes(network(), federation(), lanes=2, memories=Memories(tmp_path, limit=0))
+    found = run(Moon(), network(), engine, replace(PLAN, rounds=6))
+    assert len(made) == 2
+    expected, _ = reference(Moon(), replace(PLAN, rounds=6))
+    assert same(expected.state, found.state)
 
 
 def test_observing_changes_nothing():

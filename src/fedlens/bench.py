@@ -104,9 +104,10 @@ def seconds(work: Work, make: Make, device: str, repeats: int) -> tuple[float, f
 def engines(work: Work, precision: Precision, device: str, cores: int) -> dict[str, tuple[Work, Make]]:
     """Name -> what it is given to do, and how it is made."""
 
-    def made(kind: type, work: Work, **options: Any) -> tuple[Network, Engine]:
+    def made(kind: type, work: Work, compile: bool = False) -> tuple[Network, Engine]:
         net, federation = parts(work, precision, device)
-        return net, kind(net, federation, **options)
+        net.compile = compile
+        return net, kind(net, federation)
 
     def workers() -> tuple[Network, Engine]:
         net, _ = parts(work, precision, device)
@@ -118,6 +119,7 @@ def engines(work: Work, precision: Precision, device: str, cores: int) -> dict[s
         found["central"] = work.central, partial(made, Sequential, work.central)
     else:
         found["lanes"] = work, partial(made, Lanes, work)
+        found["lanes, compiled"] = work, partial(made, Lanes, work, compile=True)
         found["central, eager"] = work.central, partial(made, Sequential, work.central)
         found["central"] = work.central, partial(made, Lanes, work.central)
     return found

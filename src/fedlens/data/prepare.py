@@ -48,12 +48,12 @@ class Prepare:
         """Crop and flip as one gather."""
         count, channels, height, width = x.shape
         down, right = torch.arange(height, device=x.device), torch.arange(width, device=x.device)
+        drawn = uniform(fold(key, "move"), count, 3)  # at once: drawing is a dozen small kernels on a GPU
         if self.flip:
-            mirrored = uniform(fold(key, "flip"), count, 1) < 0.5
-            right = torch.where(mirrored, width - 1 - right, right)
+            right = torch.where(drawn[:, :1] < 0.5, width - 1 - right, right)
         if self.crop:
-            offsets = (uniform(fold(key, "crop"), 2, count, 1) * (2 * self.crop + 1)).long()
-            down, right = down + offsets[0], right + offsets[1]
+            offsets = (drawn[:, 1:] * (2 * self.crop + 1)).long()
+            down, right = down + offsets[:, :1], right + offsets[:, 1:]
             # Black before normalisation, as RandomCrop of torchvision pads.
             x = F.pad(x, (self.crop,) * 4)
         where = down.view(-1, height, 1) * x.shape[3] + right.view(-1, 1, width)

@@ -25,13 +25,14 @@ from ..core.network import Network
 from ..core.rng import key
 from ..core.run import Job, Reply
 from ..core.tree import Tree
-from .sequential import Sequential, looked_at
+from .sequential import Sequential, looked_at, tuned
 from .window import Window
 
 _WARM_UP = 3  # steps before recording: libraries choose kernels and allocate on the first ones
 _BURST = 8  # steps queued for a lane at a time: no lane starves, and the host is ahead of the device
 _EAGER = 4  # lanes without recording: there is no overlap to gain
 _MOST = 64  # recorded lanes on a device: more gain nothing, and recording each takes time
+_MOST_ONCE = 16  # in a stage of one round, which many recordings would outlast
 
 
 class Lane:
@@ -135,14 +136,12 @@ class Place:
         self.received, self.shared = Tree(), Tree()
         self.free: dict[Stage, list[Lane]] = {}
         self.rooms: dict[Stage, int] = {}  # how many lanes of a stage fit
-        self.ready: Any = None  # the moment from which lanes may read what was received
         self.hosted = isinstance(federation.data.x, OnHost)
         self.train = {i: index.cpu() for i, index in federation.train.items()}
 
     def take_in(self, job: Job) -> Job:
         """The job as clients on this device see it."""
         self.received, self.shared = self._hold(self.received, job.download), self._hold(self.shared, job.shared)
-        self.ready = torch.cuda.current_stream(self.device).record_event() if self.device.type == "cuda" else None
         return replace(job, download=self.received, shared=self.shared)
 
     def _hold(self, held: Tree, new: Tree) -> Tree:
@@ -231,51 +230,53 @@ class Lanes(Sequential):
         return place if busy[place.number] < limit else None
 
     def _seat(self, job: Job, place: Place, i: int, alone: bool) -> Lane | None:
+        client, batches = self.open(job, i, place.net, place.federation)
         free = place.free.setdefault(job.stage, [])
-        try:
-            lane = free.pop() if free else self._new_lane(place, job, i)
-        except torch.cuda.OutOfMemoryError:
-            if not alone:
-                return None
-            place.free = {job.stage: free}  # lanes of earlier stages were kept warm while there was room
-            gc.collect()
-            torch.cuda.empty_cache()
-            lane = self._new_lane(place, job, i)
+        lane = next((lane for lane in free if lane.fits(client.memory)), None)
+        if lane is not None:
+            free.remove(lane)
+        else:
+            try:
+                lane = self._new_lane(place, job, client)
+            except torch.cuda.OutOfMemoryError:
+                if not alone:
+                    return None
+                place.free = {job.stage: []}  # other lanes were kept warm while there was room
+                gc.collect()
+                torch.cuda.empty_cache()
+                lane = self._new_lane(place, job, client)
         with self._on_its_stream(lane):
-            client, batches = self._open_at(place, job, i)
-        if not lane.fits(client.memory):  # it remembers other things: it needs a step of its own
-            lane = self._new_lane(place, job, i)
-        with self._on_its_stream(lane):
+            client = replace(client, memory=self._moved(client.memory, place))
             lane.seat(job, i, client, job.stage.algorithm.begin(client), batches)
         return lane
 
-    def _open_at(self, place: Place, job: Job, i: int) -> tuple[Client, Plan]:
-        client, batches = self.open(job, i, place.net, place.federation)
-        memory = client.memory.map(lambda leaf: leaf.to(place.device, non_blocking=True))
+    def _moved(self, memory: Tree, place: Place) -> Tree:
+        memory = memory.map(lambda leaf: leaf.to(place.device, non_blocking=True))
         if place.device.type == "cuda":
             # Kept memories were made on another stream: their storage must not be given away while this one reads.
             for leaf in memory.leaves():
                 leaf.record_stream(torch.cuda.current_stream(place.device))
-        return replace(client, memory=memory), batches
+        return memory
 
     @contextlib.contextmanager
     def _on_its_stream(self, lane: Lane) -> Iterator[None]:
-        """All of a client's own work is on its lane's stream; what it reads was there when the round began."""
+        """All of a client's own work is on its lane's stream; what it reads is queued already."""
         if lane.stream is not None:
-            lane.stream.wait_event(lane.place.ready)
+            lane.stream.wait_stream(torch.cuda.current_stream(lane.device))
         with _on(lane.stream):
             yield
 
-    def _new_lane(self, place: Place, job: Job, i: int) -> Lane:
+    def _new_lane(self, place: Place, job: Job, client: Client) -> Lane:
         before = _free_memory(place.device)
-        client, _ = self._open_at(place, job, i)
+        client = replace(client, memory=self._moved(client.memory, place))
         lane = Lane(place, job.stage, client, job.stage.algorithm.begin(client))
         if self.recorded and client.steps and job.stage.algorithm.capturable:
-            with _no_collection():
+            with _no_collection(), tuned(place.net):
                 lane.record(client)
             if job.stage not in place.rooms:
+                most = _MOST if job.stage.rounds > 1 else _MOST_ONCE
                 cost = max(before - _free_memory(place.device), 1 << 20)
-                place.rooms[job.stage] = max(1, min(_MOST, 1 + int(0.8 * _free_memory(place.device) / cost)))
+                place.rooms[job.stage] = max(1, min(most, 1 + int(0.8 * _free_memory(place.device) / cost)))
         return lane
 
     def _leave(self, job: Job, lane: Lane) -> Reply:
@@ -301,8 +302,9 @@ def _apart(storages: frozenset[int], tree: Tree) -> Tree:
     return tree.rebuild(iter([copies.get(id(leaf), leaf) for leaf in leaves]))
 
 
-def _shape(tree: Tree) -> tuple:
-    return tuple((path, leaf.shape, leaf.dtype) for path, leaf in tree.paths())
+def _shape(tree: Tree) -> dict[str, tuple]:
+    """Whatever the order: a tree that was on disk comes back in another one."""
+    return {path: (leaf.shape, leaf.dtype) for path, leaf in tree.paths()}
 
 
 @contextlib.contextmanager

@@ -50,7 +50,8 @@ class Sequential:
         try:
             client, batches = self.open(job, i)
             with unchanged(client) if self.checked else nullcontext():
-                local = self.local_training(job, i, client, batches)
+                with tuned(self.net):
+                    local = self.local_training(job, i, client, batches)
                 return self.conclude(job, i, client, local)
         except (BadInput, ClientFailed, MemoryError):
             raise
@@ -140,6 +141,18 @@ def looked_at(batches: Plan, t: int, net: Network, device: torch.device) -> int:
     """How many examples of a row a step sees. Those of weight zero fill it up for recorded steps and for BatchNorm;
     a CPU need not compute what nobody counts."""
     return batches.rows.shape[1] if net.norms or device.type != "cpu" else batches.size(t)
+
+
+@contextmanager
+def tuned(net: Network) -> Iterator[None]:
+    """Convolutions by the fastest kernel, found by trying all. It pays where a shape comes again and again, as in
+    training; test shards and saliency have a shape for every client."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = before or net.precision in ("bf16", "tf32")
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def declared(stage: Stage, client: Client) -> Tree:
