@@ -1,0 +1,101 @@
+"""`fedlens explain` of a run with saliency weights: the chart shows what the server used, and maps are compared."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from fedlens import config, simulate
+from fedlens.core.rng import generator
+from fedlens.explain_weights import agreement, explain_weights
+from fedlens.runs import RunFolder
+
+SMALL = (
+    "data=mnist5k",
+    "model=cnn2",
+    "clients=4",
+    "cohort=4",
+    "rounds=3",
+    "local.steps=1",
+    "evaluate.personal=none",
+    "engine=sequential",
+    "picture=false",
+    "partition.alpha=0.3",
+)
+
+
+def run(out, *words):
+    simulate.run(config.read(None, [*SMALL, f"out={out}", *words]))
+    return out
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "fedsls"
+    return run(out, "algorithm=fedsls", "algorithm.pretrain_epochs=0", "algorithm.normalize=mean", "keep=2")
+
+
+def test_the_command_draws_weights_and_maps(finished):
+    words = [
+        sys.executable,
+        "-m",
+        "fedlens",
+        "explain",
+        str(finished),
+        "--images",
+        "2",
+        "--methods",
+        "gradient",
+        "--json",
+    ]
+    said = json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+    assert [path.rpartition("/")[2] for path in said["more"]] == ["explain-weights.png", "explain-saliency.png"]
+    for name in ("explain-weights", "explain-saliency"):
+        assert (finished / "figures" / f"{name}.png").stat().st_size > 10_000
+        assert (finished / "figures" / f"{name}.svg").exists()
+
+
+def test_numbers_are_the_clients_own(finished, tmp_path):
+    explain_weights(finished, tmp_path / "look.png", clients=[0, 2], count=3)
+    numbers = json.loads((tmp_path / "look-weights.json").read_text())
+    memories = RunFolder(finished).client_memories(round=4)
+    totals, examples = (
+        np.array([float(memories[client].saliency[name]) for client in range(4)]) for name in ("total", "examples")
+    )
+    assert list(numbers["saliency"].values()) == totals.tolist() and totals.min() > 0
+    assert list(numbers["examples"].values()) == examples.tolist() and examples.sum() == 4000
+    assert list(numbers["per_image"].values()) == pytest.approx((totals / examples).tolist())
+    used = totals / examples / (totals / examples).sum()  # normalize=mean
+    assert list(numbers["used"].values()) == pytest.approx(used.tolist())
+    copies = numbers["agreement of clients' copies"]
+    assert copies["names"] == ["at first", "client 0", "client 2"]
+    # Without training of their own, the copies are the first model: they look at the same places.
+    assert np.allclose(copies["rank_correlation"], 1)
+    rounds = numbers["agreement of the global model over rounds"]
+    assert rounds["names"] == ["at first", "round 2", "round 3", "round 4"]
+    matrix = np.array(rounds["rank_correlation"])
+    assert np.allclose(matrix, matrix.T) and np.allclose(np.diag(matrix), 1) and (matrix[0, 1:] < 1).all()
+
+
+def test_copies_that_trained_look_elsewhere(tmp_path):
+    out = run(tmp_path / "trained", "algorithm=fedsls", "algorithm.pretrain_epochs=1", "rounds=1", "local.lr=0.05")
+    explain_weights(out, clients=[1], count=3)
+    numbers = json.loads((out / "figures" / "explain-weights.json").read_text())
+    matrix = np.array(numbers["agreement of clients' copies"]["rank_correlation"])
+    assert matrix.shape == (2, 2) and matrix[0, 1] < 0.999
+
+
+def test_without_maps_there_is_the_chart_and_without_weights_nothing(tmp_path):
+    fedsl = run(tmp_path / "fedsl", "algorithm=fedsl", "rounds=1")
+    assert [path.name for path in explain_weights(fedsl)] == ["explain-weights.png"]
+    assert explain_weights(run(tmp_path / "fedavg", "algorithm=fedavg", "rounds=1")) == []
+
+
+def test_agreement_by_hand():
+    maps = {name: torch.rand(3, 4, 5, generator=generator(at)) for at, name in enumerate("ab")}
+    ranks = {name: found.flatten(1).argsort(1).argsort(1).double().numpy() for name, found in maps.items()}
+    by_hand = np.mean([np.corrcoef(a, b)[0, 1] for a, b in zip(ranks["a"], ranks["b"], strict=True)])
+    assert float(agreement(maps)[0, 1]) == pytest.approx(by_hand, abs=1e-12)
