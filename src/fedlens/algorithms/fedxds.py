@@ -1,0 +1,324 @@
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from annotated_types import Gt, Le
+from torch import Tensor, nn
+
+from ..attribution import attribute, normalised, top_share
+from ..attribution.masks import kept
+from ..core.algorithm import Client, Errand, Recipe, Stage
+from ..core.batches import Shard
+from ..core.cohort import Everyone, Fraction
+from ..core.errors import BadInput
+from ..core.fields import Count, NonNegative, Open, Percent, Positive
+from ..core.network import Network
+from ..core.rng import fold, generator, key, normal, uniform
+from ..core.tree import Tree
+from ..privacy.gaussian import analytic_sigma, classic_sigma, gaussian_epsilon, metric_delta, metric_sigma
+from ..privacy.response import randomised_response, whole_mask_epsilon
+from ..privacy.statement import SEEDED, Statement
+from .fedavg import FedAvg
+from .pse import PSE
+from .sharing import Form, Mix, WithSharedData, assembled, packed
+
+_METHODS = {"ig": "integrated_gradients", "smoothgrad": "smoothgrad", "inputxgrad": "input_x_gradient"}
+_BLOCK = 500  # images at a time, on every device: the draws of a block have one key
+_REFERENCES = 16  # images of noise that a class's own mask is found with
+_DISTANCES = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
+
+
+@dataclass(frozen=True)
+class FedXDS:
+    """Hoefler, Mueller & Samek, 2025: over any base, clients share what attributions keep of their images, with noise.
+
+    Warm-up rounds give a model; with it every client masks its images, clips them, adds noise and gives them to all,
+    once. Then training starts afresh with a term on the shared images.
+
+    Differs from the paper, as its released code does: images are clipped; the first convolution's LRP rule is flat, the
+    others' z-plus; warm-up is with everyone. Shared batches are drawn with replacement. What accounting=paper promises
+    does not hold; docs/privacy.md says why, and which settings do.
+    """
+
+    base: Recipe = FedAvg()
+    warmup_rounds: Count = 10
+    warmup_epochs: Count | None = 10  # None: as in all rounds
+    warmup_fraction: Annotated[float, Gt(0), Le(1)] = 1.0  # of clients in a warm-up round
+    continue_from_warmup: bool = False  # train on from the warm-up's model instead of the first weights
+    attribution: Literal["lrp", "ig", "smoothgrad", "inputxgrad", "random"] = "lrp"
+    lrp: Literal["epsilon_plus_flat", "epsilon"] = "epsilon_plus_flat"
+    target: Literal["true", "pred", "batch_labels"] = "true"  # batch_labels: every class of a batch, as released code
+    attribution_model: Literal["global", "local"] = "global"  # local: after the last warm-up round's local training
+    mask_source: Literal["image", "class"] = "image"  # class: from the model and the label alone, not from the image
+    mask: Literal["binary", "soft"] = "binary"  # soft: kept pixels times the attribution, from 0 to 1
+    absolute: bool = False  # large negative attributions are kept, too
+    sparsity: Percent = 70  # s, per cent of pixels that are dropped
+    mask_epsilon: Positive | None = None  # randomised response on each bit of a mask
+    clip_norm: Positive | None = 10.0  # C
+    accounting: Literal["paper", "metric", "bounded"] = "paper"
+    epsilon: Positive = 20.0
+    delta: Open = 1e-5  # the paper gives none
+    sigma: NonNegative | None = None  # of the noise; None: from accounting, epsilon and delta
+    mix: Mix = "additive"
+    lam: NonNegative = 0.5
+    share_fraction: Annotated[float, Gt(0), Le(1)] = 1.0  # of a client's images
+    share_as: Form = "float32"
+    sparse: bool = False  # send kept pixels with their places, and noise on these alone
+
+    def __post_init__(self):
+        if self.accounting != "paper" and self.clip_norm is None:
+            raise BadInput(f"accounting={self.accounting} needs clip_norm: without it images can be any distance apart")
+        if self.mix == "convex" and self.lam > 1:
+            raise BadInput(f"lam is {self.lam}, but with mix=convex it should be 1 at most")
+        if self.mask_source == "class" and self.attribution_model == "local":
+            raise BadInput("mask_source=class needs attribution_model=global: a local model knows the client's images")
+        if self.mask_epsilon is not None and (self.mask == "soft" or self.sparse):
+            raise BadInput("mask_epsilon turns bits over, so that it needs mask=binary and sparse=false")
+
+    def stages(self, plan):
+        warm = replace(plan, rounds=self.warmup_rounds)
+        warm = replace(warm, cohort=Everyone() if self.warmup_fraction == 1 else Fraction(self.warmup_fraction))
+        if self.warmup_epochs is not None:
+            warm = replace(warm, epochs=self.warmup_epochs, steps=None)
+        warming = [*self.base.stages(warm)]
+        last = warming[-1]
+        local = self.attribution_model == "local"
+        if local:  # the last round's local training is in the exchange: nobody needs its mean
+            warming[-1] = replace(last, rounds=last.rounds - 1)
+        how = dict(epochs=last.epochs, steps=last.steps, fresh=last.fresh and last.rounds == 1) if local else {}
+        exchange = last.errand(Exchange(base=last.algorithm, by=self, batch=plan.size), **{"fresh": False} | how)
+        objective = WithSharedData(self.lam, plan.size, self.mix, plan.objective)
+        training = [*self.base.stages(replace(plan, objective=objective))]
+        for stage in (*warming, *training):
+            _can_share(stage)
+        yield from (stage for stage in warming if stage.rounds)
+        yield exchange
+        first, *rest = training
+        yield replace(first, fresh=first.fresh or not self.continue_from_warmup)
+        yield from rest
+
+    # ---- the mechanism ----
+    @property
+    def noise(self) -> float:
+        """Standard deviation on every released number."""
+        if self.sigma is not None:
+            return self.sigma
+        if self.accounting == "paper":
+            return classic_sigma(self.epsilon, self.delta)
+        assert self.clip_norm is not None
+        calibrate = metric_sigma if self.accounting == "metric" else analytic_sigma
+        return calibrate(self.epsilon, self.delta, 2 * self.clip_norm)
+
+    def attributed(self, net: Network, weights: Tree, x: Tensor, y: Tensor, batch: int, seed: Tensor) -> Tensor:
+        """[images, 1, h, w]: what each pixel is worth, its colours added up."""
+        if self.attribution == "random":
+            return uniform(fold(seed, "mask"), len(x), 1, *x.shape[2:]).to(x)
+        if self.mask_source == "class":
+            return self.of_classes(net, weights, x)[y]
+        return self._summed(net, weights, x, y, batch)
+
+    def of_classes(self, net: Network, weights: Tree, like: Tensor) -> Tensor:
+        """[classes, 1, h, w]: the mean over images of noise, the same for all; nobody's data but through the model."""
+        seed = torch.tensor(key("reference images"), device=like.device)
+        noise = normal(seed, _REFERENCES, *like.shape[1:]).to(like)
+        with torch.no_grad():
+            classes = net(weights, noise[:1]).shape[1]
+        y = torch.arange(classes, device=like.device).repeat_interleave(_REFERENCES)
+        found = replace(self, target="true")._summed(net, weights, noise.repeat(classes, 1, 1, 1), y, 1)
+        return found.view(classes, _REFERENCES, *found.shape[1:]).mean(1)
+
+    def _summed(self, net: Network, weights: Tree, x: Tensor, y: Tensor, batch: int) -> Tensor:
+        method = _METHODS.get(self.attribution, self.attribution)
+        options: dict[str, Any] = {"composite": self.lrp} if method == "lrp" else {}
+        if self.target == "batch_labels":
+            with torch.no_grad():
+                classes = net(weights, x[:1]).shape[1]
+            present = [F.one_hot(some, classes).amax(0).expand(len(some), -1) for some in y.split(batch)]
+            relevance = attribute(method, net, weights, x, torch.cat(present), target="given", **options)
+        else:
+            target = "predicted" if self.target == "pred" else "true"
+            relevance = attribute(method, net, weights, x, y, target=target, **options)
+        summed = relevance.sum(1, keepdim=True)
+        return summed.abs() if self.absolute else summed
+
+    def masked(self, x: Tensor, worth: Tensor, seed: Tensor) -> tuple[Tensor, Tensor]:
+        """(clipped images under their masks, the pixels that were kept)."""
+        keep = top_share(worth, drop=self.sparsity)
+        if self.mask_epsilon is not None:
+            keep = randomised_response(keep, self.mask_epsilon, fold(seed, "response"))
+        factor = keep * normalised(worth) if self.mask == "soft" else keep
+        x = x * factor
+        if self.clip_norm is not None:
+            norm = x.flatten(1).norm(dim=1).clamp(min=self.clip_norm)
+            x = x * (self.clip_norm / norm).view(-1, 1, 1, 1)
+        return x, keep
+
+    def released(self, net: Network, weights: Tree, x: Tensor, y: Tensor, seed: Tensor, batch: int = 64) -> Tree:
+        """What leaves of these images, and how it is packed."""
+        worth = self.attributed(net, weights, x, y, batch, seed)
+        x, keep = self.masked(x, worth, seed)
+        x = x + self.noise * normal(fold(seed, "noise"), *x.shape).to(x)
+        return packed(x, y, self.share_as, keep if self.sparse else None)
+
+    # ---- what it promises ----
+    @property
+    def is_mask_fixed(self) -> bool:
+        """Whether it is the same for every image of a class."""
+        return self.mask_source == "class" or self.attribution == "random" or self.sparsity in (0, 100)
+
+    def statement(self) -> Statement:
+        """Of one image's release; the model that attributes is taken as given."""
+        adjacency, sensitivity, epsilon, because = self._bounded() if self.accounting == "bounded" else self._metric()
+        not_covered = ["labels, which are sent as they are", "model updates, of the warm-up and of training"]
+        not_covered.append("what the model that attributes knows: it was trained on the same images")
+        if because and not self.is_mask_fixed:
+            not_covered.append("the mask, which depends on the image")
+        sigma = self.noise
+        return Statement(
+            release="one image, masked, clipped and with noise, and its label; once",
+            mechanism=f"Gaussian: {sigma:.4g} on {'kept' if self.sparse else 'all'} pixels of normalised images",
+            unit="one image; for a person in several see several_images",
+            adjacency=adjacency,
+            sensitivity=sensitivity,
+            epsilon=epsilon,
+            delta=self.delta,
+            holds=not because,
+            because=because,
+            randomness=SEEDED,
+            not_covered=tuple(not_covered),
+            details={
+                "accounting": self.accounting,
+                "sigma": sigma,
+                "clip_norm": self.clip_norm,
+                "sparsity": self.sparsity,
+                "mask_epsilon_of_each_bit": self.mask_epsilon,
+                "metric_delta": {d: metric_delta(sigma, self.epsilon, d) for d in _DISTANCES},
+                "any_two_images": self._ordinary(1),
+                "several_images": {count: self._ordinary(count) for count in (10, 100)},
+            },
+        )
+
+    def _bounded(self) -> tuple[str, str, float | None, str]:
+        """(adjacency, sensitivity, epsilon, why it does not hold)"""
+        assert self.clip_norm is not None
+        adjacency = "an image is replaced by any other of the same label"
+        sensitivity = f"2 C = {2 * self.clip_norm:g}: under whatever mask, a clipped image lies in a ball of radius C"
+        because = "places of kept pixels depend on the image and are sent as they are" if self._shows_places else ""
+        return adjacency, sensitivity, self._ordinary(1), because or ("" if self.noise else "there is no noise")
+
+    def _metric(self) -> tuple[str, str, float | None, str]:
+        adjacency = "an image is replaced by one at Euclidean distance d: the budget is epsilon times d"
+        sensitivity = "d: neither a mask that is fixed beforehand nor clipping moves two images apart"
+        farthest = 1e6 if self.clip_norm is None else 2 * self.clip_norm
+        if not self.is_mask_fixed and self.mask_epsilon is None:
+            sensitivity += "; the paper claims it of every mask"
+            because = "the mask depends on the image: of two images a hair apart other pixels can be kept"
+        elif metric_delta(self.noise, self.epsilon, farthest) > self.delta * (1 + 1e-9):
+            because = f"delta(d) exceeds {self.delta:g} for distant pairs, see metric_delta"
+        else:
+            because = ""
+        if self.mask_epsilon is not None and not self.is_mask_fixed:
+            sensitivity += "; masks by randomised response add their own epsilon, see the note in log.txt"
+        return adjacency, sensitivity, self.epsilon, because
+
+    @property
+    def _shows_places(self) -> bool:
+        return self.sparse and not self.is_mask_fixed
+
+    def _ordinary(self, images: int) -> float | None:
+        """Ordinary epsilon when so many images are replaced by any others: a fact of noise and clip, not a setting."""
+        if self.clip_norm is None or self._shows_places or not self.noise:
+            return None
+        return gaussian_epsilon(self.noise, self.delta, 2 * self.clip_norm * images**0.5)
+
+
+def _can_share(stage: Stage) -> None:
+    algorithm, names = stage.algorithm, []
+    while algorithm is not None:
+        names.append(algorithm)
+        algorithm = getattr(algorithm, "base", None)
+    if any(isinstance(part, Exchange) for part in names):
+        raise BadInput("algorithm.base of fedxds shares data itself; name fedxds once")
+    if any(isinstance(part, PSE) for part in names):
+        raise BadInput(
+            "algorithm.base of fedxds cannot be pse, which asks two networks about the same images; "
+            "fedper or fedrep keep a private head and can share"
+        )
+
+
+@dataclass(frozen=True)
+class Exchange(Errand):
+    """Every client gives its images, as FedXDS masks them. down: as its base; up: x, y, and how they are packed"""
+
+    by: FedXDS = FedXDS()
+    batch: int = 64
+
+    judged: ClassVar = ()  # no model moves
+
+    def finish(self, client, local):
+        by = self.by
+        if by.mask_source == "class" and "private" in client.memory:
+            raise BadInput("mask_source=class needs a model that is all global; this base keeps a part at each client")
+        weights = local if by.attribution_model == "local" else self.base.start(client)
+        weights = Tree(params=weights.params, buffers=weights.buffers)
+        seed = torch.tensor(client.key, device=client.data.index.device)
+        blocks = self.given(client).chunks(_BLOCK) or [client.data]
+        gifts = [
+            by.released(client.net, weights, block.x, block.y, fold(seed, f"images {number}"), self.batch)
+            for number, block in enumerate(blocks)
+        ]
+        return Tree({name: torch.cat([gift[name] for gift in gifts]) for name in gifts[0]}), Tree()
+
+    def given(self, client: Client) -> Shard:
+        """The images that the client gives; a share of them, at least one, drawn by its own key."""
+        if self.by.share_fraction == 1:
+            return client.data
+        count = math.ceil(self.by.share_fraction * len(client.data))
+        order = torch.randperm(len(client.data), generator=generator(key(client.key, "share")))[:count].sort().values
+        return Shard(client.data.whole, client.data.index[order.to(client.data.index.device)])
+
+    def aggregate(self, server, uploads):
+        return server.state.replace(shared=assembled(uploads, _classes(server.net)))
+
+    def statement(self) -> Statement:
+        return self.by.statement()
+
+    def notes(self, replies):
+        by, said = self.by, self.by.statement()
+        images = sum(len(reply.upload.y) for reply in replies)
+        promise = "no privacy" if said.epsilon is None else f"epsilon {said.epsilon:g}, delta {said.delta:g}"
+        verdict = "which holds" if said.holds else f"which does not hold, since {said.because}"
+        notes = [f"{images} images shared with noise {by.noise:.4g}; stated: {promise}, {verdict} (privacy.json)"]
+        if by.mask_epsilon is not None and not by.is_mask_fixed:
+            pixels = math.prod(replies[0].upload.x.shape[2:])
+            masks = whole_mask_epsilon(by.mask_epsilon, kept(pixels, drop=by.sparsity), pixels)
+            notes.append(f"masks by randomised response tell another epsilon of {masks:g} about each image")
+        return notes
+
+
+def _classes(net: Network) -> int | None:
+    """Outputs of the head's last linear layer; None where it has none."""
+    named = net.module.named_modules()
+    last = [part for name, part in named if isinstance(part, nn.Linear) and f"{name}.weight" in net.head]
+    return last[-1].out_features if last else None
+
+
+PAPER = FedXDS()
+# What the released code does; weighting=batches and the experiment's augmentation are the rest of it.
+OFFICIAL = FedXDS(
+    attribution_model="local",
+    target="batch_labels",
+    mask="soft",
+    sparsity=80,
+    sigma=0.15,
+    lam=1.0,
+)
+# The reading of lambda under which figure 2c is plausible.
+FIG2C = FedXDS(mix="convex")
+# The promises that hold: metric privacy under masks of classes, and ordinary privacy under any mask.
+METRIC = FedXDS(mask_source="class", accounting="metric")
+BOUNDED = FedXDS(accounting="bounded")
