@@ -8,6 +8,12 @@ Sub-models are chosen by norm (uniform ratio, global) and meet the budget; weigh
 do not matter for time. Search: one client's finish with the agent's first search (30 episodes) and a later one (5)
 beside its local training. Masks: 20 sub-models judged one after another, and all at once under vmap. Bytes: one
 client's messages in one round, as the ledger counts them (values and header).
+
+One thread of a busy x86 CPU, torch 2.13.0, 32 images of 32 px, times the whole network; two runs differed by 0.1:
+  ResNet-20 (29 ms)   0.96 with 80 % of the operations, 0.67 (by norm) and 0.77 (uniform) with 50 %
+  VGG-11 (117 ms)     0.61 to 0.78 with 80 %, 0.44 to 0.47 with 50 %
+  the search of a client with 500 images, ResNet-20: first 1.2 s, later 0.2 s; one epoch of its training 2.5 s
+  20 masks on 50 images: one after another 1.0 s, all at once under vmap 3.4 s
 """
 
 from __future__ import annotations
