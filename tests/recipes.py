@@ -5,6 +5,7 @@ from fedlens.algorithms import (
     APFL,
     L2GD,
     PSE,
+    SPATL,
     Ditto,
     FedAU,
     FedAvg,
@@ -17,10 +18,12 @@ from fedlens.algorithms import (
     FedRep,
     FedSL,
     FedSLS,
+    FedXDS,
     FineTuned,
     LGFedAvg,
     Local,
     Moon,
+    OfficialSPATL,
     Scaffold,
 )
 from fedlens.core.transform import Clip, GaussianNoise, Quantise, TopK
@@ -57,6 +60,40 @@ RECIPES = {
     "pse, not excited": PSE(excite="none", private="none"),
     "fedsls, pse": FedSLS(PSE(xi=0.5, tap="conv"), pretrain_epochs=1),
     "pse+ft": FineTuned(PSE(), part="head"),
+    "fedxds": FedXDS(warmup_rounds=2, warmup_epochs=1),
+    "fedxds, scaffold": FedXDS(
+        Scaffold(), warmup_rounds=2, warmup_epochs=1, attribution="ig", sparse=True, share_as="float16"
+    ),
+    "fedxds, official": FedXDS(
+        FedProx(),
+        warmup_rounds=2,
+        warmup_epochs=None,
+        warmup_fraction=0.5,
+        attribution_model="local",
+        target="batch_labels",
+        mask="soft",
+        share_as="uint8",
+    ),
+    "fedxds, fedsls, fedrep": FedXDS(
+        FedSLS(FedRep(head_epochs=1), pretrain_epochs=1),
+        warmup_rounds=1,
+        warmup_epochs=2,
+        attribution="random",
+        continue_from_warmup=True,
+        share_fraction=0.5,
+        mix="convex",
+    ),
+    "fedsls, fedxds, feddyn": FedSLS(
+        FedXDS(FedDyn(), warmup_rounds=2, warmup_epochs=1, lrp="epsilon", mask_source="class", accounting="metric"),
+        pretrain_epochs=0,
+    ),
+    "spatl": SPATL(episodes=2),
+    "spatl, salient": SPATL(selector="uniform", budget=0.5, control_upload="salient", normalise="per_index"),
+    "spatl, norms": SPATL(selector="l2_global", constraint="params", budget=0.6, control_at="post_step"),
+    "spatl, no transfer": SPATL(selector="rl", private="none", agent="fresh", episodes=2, control_scale=0.5),
+    "spatl, no control": SPATL(selector="random", budget=0.5, control_scale=0.0, server_lr=0.5),
+    "spatl_official": OfficialSPATL(private="predictor"),
+    "fedsls, spatl+ft": FedSLS(FineTuned(SPATL(selector="all")), pretrain_epochs=0),
 }
 UPLINKS = {
     "clip": (Clip(0.5),),

@@ -124,6 +124,7 @@ def explain(
     words: Annotated[list[str] | None, typer.Argument(metavar="[RUN] [key=value ...]", show_default=False)] = None,
     weights: Annotated[str, typer.Option(help="A safetensors file, when there is no run.")] = "",
     clients: Annotated[str, typer.Option(help="Clients whose own models are shown, such as 0,3.")] = "",
+    rounds: Annotated[str, typer.Option("--round", help="Rounds whose models are shown, such as 50,100.")] = "",
     methods: Annotated[str, typer.Option(help="Such as lrp,guided_backprop,grad_cam.")] = "",
     images: Annotated[int, typer.Option(min=1, max=64)] = 6,
     out: Annotated[str, typer.Option(help="PNG, SVG or PDF.")] = "",
@@ -135,6 +136,7 @@ def explain(
     from .attribution.gallery import USUAL
     from .core.errors import BadInput, nearest
     from .explain import explain_model, explain_run
+    from .explain_weights import explain_weights
 
     run, settings = _split(words)
     chosen = [name.strip() for name in methods.split(",") if name.strip()] or list(USUAL)
@@ -145,14 +147,22 @@ def explain(
     if run:
         if settings or weights:
             raise BadInput("a run has its own model, data and weights: name a RUN, or model=, data= and --weights")
-        if not all(part.strip().isdigit() for part in clients.split(",") if part):
-            raise BadInput(f"--clients is {clients!r}, but it should be numbers such as 0,3")
-        numbers = [int(part) for part in clients.split(",") if part]
-        drawn = explain_run(run, place, clients=numbers, count=images, methods=chosen)
+        which = {"clients": _numbers("--clients", clients), "rounds": _numbers("--round", rounds)}
+        drawn = explain_run(run, place, **which, count=images, methods=chosen)
+        more = explain_weights(run, place, clients=which["clients"], count=images)
     else:
         where = place or Path("explain.png")
         drawn = explain_model(config.read(None, settings), weights, where, count=images, methods=chosen)
-    _say_json({"picture": str(drawn)}) if json else print(drawn)
+        more = []
+    _say_json({"picture": str(drawn), "more": [str(path) for path in more]}) if json else print(drawn, *more, sep="\n")
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    from .core.errors import BadInput
+
+    if not all(part.strip().isdigit() for part in text.split(",") if part):
+        raise BadInput(f"{option} is {text!r}, but it should be numbers such as 0,3")
+    return [int(part) for part in text.split(",") if part]
 
 
 @app.command()
@@ -189,6 +199,69 @@ def bench(
         "first_round_seconds": "first round, s",
     }
     _print_rows([{short: row[name] for name, short in columns.items()} for row in rows])
+
+
+@app.command()
+def reproduce(
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[PAPER/WHAT] [key=value ...]", show_default=False)
+    ] = None,
+    rows: Annotated[str, typer.Option(help="Such as fedavg,fedsls; without it all.")] = "",
+    columns: Annotated[str, typer.Option(help="Such as cifar10 or cifar10/0.05,cifar10/0.1; without it all.")] = "",
+    seeds: Annotated[str, typer.Option(help="How many, such as 3, or which, such as 0,1,2.")] = "1",
+    images: Annotated[int, typer.Option(min=0, help="That a figure looks at; 0: as many as the paper.")] = 0,
+    out: Annotated[str, typer.Option(help="Where runs, tables and pictures go.")] = "reproduced",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command of each missing run.")] = False,
+    json: Json = False,
+) -> None:
+    """Run what is missing of a paper's table, or draw one of its figures; alone, list what there is.
+
+    Settings change every run of the table: that is another protocol, which the table says and keeps apart.
+    """
+    from . import panel
+    from .core.errors import BadInput, nearest
+    from .papers import Figure, reproducible
+    from .papers.grid import checked, gather, reproduce, seeds_of
+
+    known = reproducible()
+    name, settings = _split(words)
+    if name is None:
+        listed = [{"name": one.name, "about": one.about} for one in known.values()]
+        _say_json(listed) if json else _print_rows(listed)
+        return
+    if name not in known:
+        raise BadInput(f"{name!r} is nothing that can be reproduced; {nearest(name, known)}")
+    asked, place = known[name], Path(out)
+    if isinstance(asked, Figure):
+        if rows or columns or dry_run:
+            raise BadInput(f"{name} is a figure: --rows, --columns and --dry-run are for tables")
+        drawn = [str(path) for path in asked.draw(settings, images or asked.images, place / name)]
+        _say_json({"files": drawn}) if json else print("\n".join(drawn))
+        return
+    chosen_rows, chosen_columns = ([part for part in text.split(",") if part] for text in (rows, columns))
+    wanted = seeds_of(seeds)
+    if dry_run:
+        cells = checked(asked, chosen_rows, chosen_columns, settings)
+        done = gather(asked, place, settings).done
+        missing = [(cell, seed) for seed in wanted for cell in cells if seed not in done[cell.row, cell.column]]
+        commands = [cell.command(place, settings, seed) for cell, seed in missing]
+        _say_json(commands) if json else print("\n".join(commands))
+        return
+    try:
+        table = reproduce(
+            asked,
+            place,
+            rows=chosen_rows,
+            columns=chosen_columns,
+            seeds=wanted,
+            words=settings,
+            watch=lambda: panel.watcher(json),
+            say=lambda text: print(text, file=sys.stderr if json else sys.stdout),
+        )
+    except KeyboardInterrupt:
+        raise _Explained(_complain("stopped; the same command goes on where it was", 130)) from None
+    _say_json(table.entries()) if json else print(f"{table.markdown()}\n{place / table.name}.md")
+    raise typer.Exit(1 if table.failures else 0)
 
 
 data_app = typer.Typer(no_args_is_help=True, help="Data sets and splits.", rich_markup_mode=None)

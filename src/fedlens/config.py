@@ -28,6 +28,7 @@ from .core.transform import TRANSFORMS, Transform
 from .data import DATASETS, PARTITIONS, DataSource, Partition
 from .experiment import Experiment
 from .models import MODELS, Model
+from .privacy.clients import ClientPrivacy
 
 REGISTRIES: dict[type, Mapping[str, type]] = {
     DataSource: DATASETS,
@@ -36,7 +37,7 @@ REGISTRIES: dict[type, Mapping[str, type]] = {
     Model: MODELS,
     Recipe: ALGORITHMS,
     Schedule: SCHEDULES,
-    Transform: TRANSFORMS,
+    Transform: {**TRANSFORMS, ClientPrivacy.name: ClientPrivacy},
 }
 
 # What users of other tools type, and what it is called here.

@@ -51,6 +51,7 @@ class Evaluation:
     """When to look, and at which models."""
 
     every: Number = 1  # rounds between looks at the global model; 0: only after the last round
+    closing: Number = 0  # last rounds that are all looked at, whatever `every` says
     personal: Literal["both", "before", "after", "none"] = "both"  # clients' own models, before or after local training
     personal_every: Number = 0  # rounds between looks at them; 0: only after the last round
     last: Count = 10  # the closing mean is over this many last looks

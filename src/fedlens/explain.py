@@ -10,17 +10,14 @@ import torch
 
 from . import config
 from .attribution.gallery import USUAL, explain
-from .core.algorithm import Server
+from .attribution.question import Target
 from .core.batches import Federation, Shard
-from .core.errors import BadInput
-from .core.memories import Memories
 from .core.network import Network
-from .core.run import Job
 from .core.tree import Tree
 from .data import Images
-from .engines.sequential import Sequential
 from .experiment import Experiment
-from .models import load_weights
+from .explain_rounds import models
+from .models.weights import classes_of, load_weights
 from .runs import RunFolder
 
 
@@ -29,46 +26,40 @@ def explain_run(
     out: Path | None = None,
     *,
     clients: Sequence[int] = (),
+    rounds: Sequence[int] = (),
     count: int = 6,
     methods: Sequence[str] = USUAL,
 ) -> Path:
-    """The models of a run at its newest checkpoint: the global one, or those that these clients predict with."""
+    """The models of a run: the global one, or those that these clients predict with; of these rounds, or the newest."""
     folder = RunFolder.open(path)
     experiment = replace(config.read(folder.config), device="cpu", precision="fp32")
-    checkpoint, _ = folder.load()
-    if checkpoint is None:
-        raise BadInput(f"{path} has no checkpoint yet")
     images = experiment.data.load()
     net, (federation, _) = experiment.network(images), experiment.federation(images)
-    stage, at, since = experiment.timetable()[checkpoint.round - 1]
-    server = Server(net, checkpoint.state, len(federation.train), checkpoint.round)
-    if not clients:
-        model = stage.algorithm.global_model(checkpoint.state)
-        if model.params.keys() != net.initial_weights().params.keys():
-            raise BadInput(f"{path} has no whole global model: clients keep a part; name some with --clients 0,1")
-        shown = spread(images, federation.pool, count)
-        return _draw(net, model, federation, images, shown, out or folder.figures / "explain.png", methods)
-    engine = Sequential(net, federation, memories=Memories(folder.memories, round=checkpoint.round))
-    job = Job(stage, stage.algorithm.broadcast(server), Tree(), checkpoint.round, at, since, experiment.seed)
-    models: dict[str, Tree] = {}
-    for client in clients:
-        if client not in federation.train:
-            raise BadInput(f"client {client} does not exist: there are {len(federation.train)}, counted from 0")
-        models[f"client {client}"] = stage.algorithm.personal(engine.open(job, client)[0])
-    shown = spread(images, torch.cat([federation.test[client] for client in clients]), count)
-    return _draw(net, models, federation, images, shown, out or folder.figures / "explain-clients.png", methods)
+    found = models(folder, experiment, net, federation, clients=clients, rounds=rounds)
+    pool = torch.cat([federation.test[client] for client in clients]) if clients else federation.pool
+    name = "explain" + ("-clients" if clients else "") + ("-rounds" if rounds else "")
+    where = out or folder.figures / f"{name}.png"
+    return _draw(net, found, federation, images, spread(images, pool, count), where, methods)
 
 
 def explain_model(
     experiment: Experiment, weights: str, out: Path, *, count: int = 6, methods: Sequence[str] = USUAL
 ) -> Path:
-    """A model with weights from a file, on test images of a data set."""
+    """A model with weights from a file, on test images of a data set.
+
+    Weights for other classes than those of the data are asked about the class that they predict.
+    """
     images = experiment.data.load()
     federation, _ = experiment.federation(images)
-    net = experiment.network(images)
+    net, target = experiment.network(images), "true"
     if weights:
+        known = classes_of(net.module, weights, len(images.classes))
+        if known != len(images.classes):  # maps of a last layer that starts anew would show nothing
+            net = experiment.network(replace(images, classes=tuple(map(str, range(known)))))
+            target = "predicted"
         load_weights(net.module, weights)
-    return _draw(net, net.initial_weights(), federation, images, spread(images, federation.pool, count), out, methods)
+    shown = spread(images, federation.pool, count)
+    return _draw(net, net.initial_weights(), federation, images, shown, out, methods, target)
 
 
 def spread(images: Images, index: torch.Tensor, count: int) -> torch.Tensor:
@@ -90,8 +81,10 @@ def _draw(
     shown: torch.Tensor,
     out: Path,
     methods: Sequence[str],
+    target: Target = "true",
 ) -> Path:
     x, y = Shard(federation.data, shown).x, images.y[shown]
     titles = [images.classes[label] for label in y.tolist()]
-    explain(net, weights, x, y, out, methods=methods, pictures=images.x[shown].float() / 255, titles=titles)
+    pictures = images.x[shown].float() / 255
+    explain(net, weights, x, y, out, methods=methods, pictures=pictures, titles=titles, target=target)
     return out

@@ -29,6 +29,7 @@ from .data import Images, Split
 from .experiment import Experiment
 
 _KEPT = 2  # checkpoints: a damaged last one costs rounds, not the run
+_DAMAGE = (BadInput, OSError, ValueError, KeyError)
 
 
 @dataclass(frozen=True)
@@ -129,8 +130,8 @@ class RunFolder:
         return {client: store.get(client) for client in store}
 
     # ---- checkpoints ----
-    def save(self, checkpoint: Checkpoint) -> None:
-        """The manifest is written last: a checkpoint without one does not exist."""
+    def save(self, checkpoint: Checkpoint, keep: int = 0) -> None:
+        """The manifest is written last: a checkpoint without one does not exist. Every `keep` rounds one stays."""
         name, data = f"{checkpoint.round:06d}", encode(Tree(state=checkpoint.state))
         manifest = {
             "round": checkpoint.round,
@@ -142,24 +143,39 @@ class RunFolder:
         }
         write_whole(self.checkpoints / f"{name}.safetensors", data, durable=True)
         write_whole(self.checkpoints / f"{name}.json", json.dumps(manifest).encode(), durable=True)
-        rounds = sorted(self._rounds())
+        rounds = self.rounds()
+        stay = [round for round in rounds[:-_KEPT] if keep and round % keep == 0]
         for round in rounds[:-_KEPT]:
-            for kind in ("json", "safetensors"):
+            for kind in ("json", "safetensors") if round not in stay else ():
                 (self.checkpoints / f"{round:06d}.{kind}").unlink(missing_ok=True)
         if self.memories.exists():
-            prune(self.memories, before=min(rounds[-_KEPT:]), after=checkpoint.round)
+            prune(self.memories, before=min(rounds[-_KEPT:]), after=checkpoint.round, keep=stay)
 
     def load(self) -> tuple[Checkpoint | None, list[str]]:
         """The newest intact checkpoint (None: start from the beginning), and what was wrong with newer ones."""
-        wrong, found = [], sorted(self._rounds(), reverse=True)
+        wrong, found = [], self.rounds()[::-1]
         for round in found:
             try:
                 return self._load(round), wrong
-            except (BadInput, OSError, ValueError, KeyError) as error:
+            except _DAMAGE as error:
                 wrong.append(f"checkpoint {round} is damaged ({error})")
         if found:
             raise BadInput(f"{self.path}: no intact checkpoint is left: {'; '.join(wrong)}")
         return None, wrong
+
+    def at(self, round: int) -> Checkpoint:
+        """The checkpoint after this round, or a sentence that names those there are."""
+        if round not in self.rounds():
+            there = ", ".join(map(str, self.rounds())) or "none yet"
+            raise BadInput(f"{self.path} has no checkpoint of round {round}, only {there}; keep=N keeps every Nth")
+        try:
+            return self._load(round)
+        except _DAMAGE as error:
+            raise BadInput(f"{self.path}: checkpoint {round} is damaged ({error})") from None
+
+    def rounds(self) -> list[int]:
+        """After which rounds there is a checkpoint."""
+        return sorted(int(path.stem) for path in self.checkpoints.glob("??????.json"))
 
     def _load(self, round: int) -> Checkpoint:
         manifest = self._json(f"checkpoints/{round:06d}.json")
@@ -169,9 +185,6 @@ class RunFolder:
         holders = {version: set(clients) for version, clients in manifest["holders"].items()}
         ledger = Ledger(holders, manifest["bytes_up"], manifest["bytes_down"])
         return Checkpoint(manifest["round"], decode(data).state, ledger, manifest["seconds"])
-
-    def _rounds(self) -> list[int]:
-        return [int(path.stem) for path in self.checkpoints.glob("??????.json")]
 
     def _json(self, name: str) -> Any:
         try:
@@ -192,7 +205,7 @@ def _free_name(experiment: Experiment) -> Path:
 
 def config_hash(config: dict[str, Any]) -> str:
     """Of all that can change a result: not of where and how it runs."""
-    elsewhere = ("out", "engine", "workers", "lanes", "memory", "checkpoint", "picture")
+    elsewhere = ("out", "engine", "workers", "lanes", "compile", "residency", "memory", "checkpoint", "keep", "picture")
     science = {k: v for k, v in config.items() if k not in elsewhere}
     return _digest(json.dumps(science, sort_keys=True).encode())
 

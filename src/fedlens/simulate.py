@@ -249,15 +249,14 @@ def threads(count: int) -> Iterator[None]:
 
 @contextmanager
 def matmuls(precision: str) -> Iterator[None]:
-    """tf32 is a switch of the process; kernels for bf16 are chosen by trying them out."""
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark
+    """tf32 is a switch of the process."""
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     reduced = precision in ("tf32", "bf16")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = reduced
-    torch.backends.cudnn.benchmark = reduced
     try:
         yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = before
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
 
 class Recorder:
@@ -279,7 +278,8 @@ class Recorder:
         cohort, last = [reply.client for reply in replies], server.round == self.rounds
         self.bytes.add(self.ledger.book(job, cohort, replies, round=server.round))
         evaluate = self.experiment.evaluate
-        if last or _due(server.round, evaluate.every):
+        closing = server.round > self.rounds - evaluate.closing
+        if last or closing or _due(server.round, evaluate.every):
             self._look = self._look_at_global(server, job)
         if last or _due(server.round, evaluate.personal_every):
             self._look_at_personal(server, job)

@@ -16,6 +16,7 @@ from .fedrep import FedRep
 from .fedsam import FedSAM
 from .fedsl import FedSL
 from .fedsls import FedSLS
+from .fedxds import FedXDS
 from .finetune import FineTuned
 from .l2gd import L2GD
 from .lgfedavg import LGFedAvg
@@ -23,6 +24,7 @@ from .local import Local
 from .moon import Moon
 from .pse import PSE
 from .scaffold import Scaffold
+from .spatl import SPATL, OfficialSPATL
 
 ALGORITHMS = {
     "apfl": APFL,
@@ -41,6 +43,7 @@ ALGORITHMS = {
     "fedsam": FedSAM,
     "fedsl": FedSL,
     "fedsls": FedSLS,
+    "fedxds": FedXDS,
     "finetune": FineTuned,
     "l2gd": L2GD,
     "lgfedavg": LGFedAvg,
@@ -48,6 +51,8 @@ ALGORITHMS = {
     "moon": Moon,
     "pse": PSE,
     "scaffold": Scaffold,
+    "spatl": SPATL,
+    "spatl_official": OfficialSPATL,
 }
 
 __all__ = [
@@ -55,6 +60,7 @@ __all__ = [
     "APFL",
     "L2GD",
     "PSE",
+    "SPATL",
     "Ditto",
     "FedAU",
     "FedAvg",
@@ -70,9 +76,11 @@ __all__ = [
     "FedSAM",
     "FedSL",
     "FedSLS",
+    "FedXDS",
     "FineTuned",
     "LGFedAvg",
     "Local",
     "Moon",
+    "OfficialSPATL",
     "Scaffold",
 ]

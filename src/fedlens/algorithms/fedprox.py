@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from ..core.algorithm import Algorithm
 from ..core.fields import NonNegative
-from ..core.tree import dot
 
 
 @dataclass(frozen=True)
@@ -16,6 +15,8 @@ class FedProx(Algorithm):
 
     mu: NonNegative = 0.01  # tuned in {0.001, 0.01, 0.1, 1}
 
-    def loss(self, client, weights, batch, out):
-        drift = self.shared(client.net, weights).params - client.received.model.params
-        return super().loss(client, weights, batch, out) + self.mu / 2 * dot(drift, drift)
+    def gradient(self, client, local, batch):
+        """Of the loss + mu/2 |w - received|^2, over what is shared."""
+        grads, received = super().gradient(client, local, batch), client.received.model.params
+        pull = (self.shared(client.net, local).params - received) * self.mu
+        return grads | (grads.within(pull) + pull.within(grads))

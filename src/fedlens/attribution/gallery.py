@@ -72,7 +72,10 @@ def draw_grid(
             raise BadInput(f"{name} has {len(column)} maps for {len(images)} images")
     if titles is not None and len(titles) != len(images):
         raise BadInput(f"{len(titles)} titles do not fit {len(images)} images")
-    columns = {"": as_picture(images), **{name: coloured(column) for name, column in maps.items()}}
+    # Columns of one method are there to be compared: where one of them needs both signs, all show them.
+    signed = {_method(name) for name, column in maps.items() if is_signed(column)}
+    shown = {name: coloured(column, signed=_method(name) in signed) for name, column in maps.items()}
+    columns = {"": as_picture(images), **shown}
     wide, high, margin = len(columns), len(images), 0.45
     figure = Figure((CELL * wide + margin, CELL * high + margin), dpi=150)
     FigureCanvasAgg(figure)
@@ -102,19 +105,31 @@ def as_picture(images: Tensor):
     return (images.expand(-1, 3, -1, -1) if images.shape[1] == 1 else images[:, :3]).movedim(1, -1).numpy()
 
 
-def coloured(maps: Tensor, share: float = 0.995):
-    """[n, h, w, 3]: each map by its own largest values, the `share` quantile: one pixel must not hide the rest.
+def _method(column: str) -> str:
+    """The last line of a column's title; above it is whose model it is, and of which round."""
+    return column.rpartition("\n")[2]
 
-    Red for and blue against on white if any of them has both signs, else black to red to yellow.
-    """
+
+def scaled(maps: Tensor, share: float = 0.995) -> Tensor:
+    """[n, h, w] in -1..1: each by its own largest values, the `share` quantile: one pixel must not hide the rest."""
     flat = maps.detach().cpu().float()
     flat = flat.sum(1) if flat.dim() == 4 else flat
     size = flat.abs().flatten(1).quantile(share, dim=1).view(-1, 1, 1)
-    value = (flat / torch.where(size > 0, size, 1)).clamp(-1, 1)
+    return (flat / torch.where(size > 0, size, 1)).clamp(-1, 1)
+
+
+def is_signed(maps: Tensor) -> bool:
+    """Whether some of them speak against, too."""
+    return bool((scaled(maps) < -0.05).any())
+
+
+def coloured(maps: Tensor, share: float = 0.995, *, signed: bool | None = None):
+    """[n, h, w, 3]: red for and blue against on white if any of them has both signs, else black to red to yellow."""
+    value = scaled(maps, share)
     up, down = value.clamp(min=0), (-value).clamp(min=0)
-    signed = torch.stack([1 - down, 1 - up - down, 1 - up], -1).clamp(0, 1)
-    heat = torch.stack([2 * up, 2 * up - 0.8, 4 * up - 3.2], -1).clamp(0, 1)
-    return (signed if bool((value < -0.05).any()) else heat).numpy()
+    both = torch.stack([1 - down, 1 - up - down, 1 - up], -1)
+    heat = torch.stack([2 * up, 2 * up - 0.8, 4 * up - 3.2], -1)
+    return (both if (is_signed(maps) if signed is None else signed) else heat).clamp(0, 1).numpy()
 
 
 def overlay(images: Tensor, maps: Tensor, strength: float = 0.6) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
+from collections.abc import Iterable
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -103,12 +104,18 @@ def versions(folder: Path) -> list[tuple[int, int]]:
     return [(int(client), int(round)) for client, round in found]
 
 
-def prune(folder: Path, *, before: int, after: int) -> None:
-    """Drop versions that no checkpoint from round `before` on can need, and those written in or after round `after`."""
-    newest: dict[int, int] = {}
-    for client, round in versions(folder):
-        if round < before:
-            newest[client] = max(round, newest.get(client, -1))
-    for client, round in versions(folder):
-        if round >= after or (round < before and round < newest[client]):
+def prune(folder: Path, *, before: int, after: int, keep: Iterable[int] = ()) -> None:
+    """Drop versions that no checkpoint from round `before` on can need, and those written in or after round `after`.
+
+    Those that the checkpoints of the rounds in `keep` need stay.
+    """
+    needed: dict[tuple[int, int], int] = {}  # (checkpoint, client) -> newest version before it
+    found, checkpoints = versions(folder), {before, *keep}
+    for client, round in found:
+        for checkpoint in checkpoints:
+            if round < checkpoint:
+                needed[checkpoint, client] = max(round, needed.get((checkpoint, client), -1))
+    stay = {(client, round) for (_, client), round in needed.items()}
+    for client, round in found:
+        if round >= after or (round < before and (client, round) not in stay):
             (folder / name(client, round)).unlink(missing_ok=True)

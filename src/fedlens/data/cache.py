@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import mmap
 import os
+import platform
 import shutil
 import sys
 import tempfile
@@ -21,6 +23,9 @@ from .images import Decoded, Found, Images
 
 VERSION = 1  # of the layout below and of how files are decoded; a new number makes every old copy a stranger
 ARRAYS = ("x", "y", "train", "test", "users", "domains")
+# MAP_NORESERVE has no name in Python before 3.13; this is its value on the processors named.
+_NO_RESERVE = 0x4000 if sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64") else 0
+_PRIVATE = mmap.MAP_PRIVATE | _NO_RESERVE if _NO_RESERVE else 0
 
 
 def cache_folder() -> Path:
@@ -98,10 +103,13 @@ def checksum(x: np.ndarray, y: np.ndarray) -> str:
     return digest.hexdigest()
 
 
+MOMENTS_AT_ONCE = 16 << 20  # bytes
+
+
 def moments(x: np.ndarray, index: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation per channel, of pixels in [0, 1]; exact, as bytes can be counted."""
     counts = np.zeros((x.shape[1], 256), np.int64)
-    for some in np.array_split(index, max(1, len(index) // 4096)):
+    for some in np.array_split(index, max(1, x[index[:1]].nbytes * len(index) // MOMENTS_AT_ONCE)):
         for channel in range(x.shape[1]):
             counts[channel] += np.bincount(x[some, channel].reshape(-1), minlength=256)
     values, shares = np.arange(256) / 255, counts / counts.sum(1, keepdims=True)
@@ -163,12 +171,24 @@ def opened(folder: Path) -> tuple[Header, dict[str, np.ndarray]] | None:
         stored = json.loads((folder / "header.json").read_text())
         lists = {name: tuple(stored[name]) for name in ("classes", "mean", "std")}
         header = Header(**lists, checksum=stored["checksum"], sums=stored["sums"])
-        # Copy-on-write: torch insists on writable memory, and nobody must write to the file.
-        arrays = {part: np.load(folder / f"{part}.npy", mmap_mode="c") for part in header.sums}
+        arrays = {part: _mapped(folder / f"{part}.npy") for part in header.sums}
     except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError):
         return None
     whole = {"x", "y", "train", "test"} <= arrays.keys()
     return (header, arrays) if whole and all(byte_sum(arrays[part]) == header.sums[part] for part in arrays) else None
+
+
+def _mapped(path: Path) -> np.ndarray:
+    """Copy-on-write: torch insists on writable memory, and nobody must write to the file.
+
+    Linux would set memory aside for all that might be written, and refuse a file larger than what there is.
+    """
+    if not _PRIVATE:
+        return np.load(path, mmap_mode="c")
+    stored = np.load(path, mmap_mode="r")
+    with open(path, "rb") as file:
+        room = mmap.mmap(file.fileno(), 0, flags=_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    return np.ndarray(stored.shape, stored.dtype, room, stored.offset)
 
 
 def _images(header: Header, arrays: dict[str, np.ndarray], name: str, origin: str) -> Images:

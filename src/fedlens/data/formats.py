@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gzip
 import io
+import math
+import os
+import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
@@ -14,6 +17,7 @@ import numpy as np
 
 from ..core.errors import BadInput
 from ..core.rng import numpy_generator
+from .cache import cache_folder
 from .shares import largest_remainder
 
 
@@ -92,11 +96,29 @@ def pictures(
     for index, file in enumerate(files):
         one = picture(file if content is None else content(index), file, mode, size).transpose(2, 0, 1)
         if index == 0:
-            x = np.empty((len(files), *one.shape), np.uint8)
+            x = _room(len(files), *one.shape)
         if one.shape != x.shape[1:]:
             raise BadInput(f"{file} is of another size than {files[0]}: make all of one size or set data.size")
         x[index] = one
     return x
+
+
+IN_MEMORY = 1 << 30  # bytes of decoded images; more are decoded into a file
+
+
+def _room(*shape: int) -> np.ndarray:
+    """For images while they are decoded; where they might not fit in memory, a file that nobody else sees."""
+    if math.prod(shape) <= IN_MEMORY:
+        return np.empty(shape, np.uint8)
+    folder = cache_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            if hasattr(os, "posix_fallocate"):  # a disk that is full later would kill the process
+                os.posix_fallocate(file.fileno(), 0, math.prod(shape))
+            return np.memmap(file, np.uint8, "w+", shape=shape)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    except OSError as error:
+        raise BadInput(f"{folder} has no room for {math.prod(shape) >> 20} MiB of decoded images ({error})") from None
 
 
 def channels_first(x: np.ndarray) -> np.ndarray:

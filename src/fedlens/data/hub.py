@@ -5,6 +5,13 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
+import itertools
+import os
+import socket
+import sys
+import urllib.parse
+import urllib.request
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +23,8 @@ from ..core.fields import Number, Share
 from ..core.rng import key
 from .formats import pictures, stratified
 from .images import DataSource, Decoded, Found
+
+HUB = "https://huggingface.co"
 
 
 @dataclass(frozen=True)
@@ -47,7 +56,8 @@ class Hub(DataSource):
         from datasets import load_dataset  # pyright: ignore[reportMissingImports]
 
         try:
-            parts = load_dataset(self.id, self.config or None, revision=self.revision)
+            with _at_once():
+                parts = load_dataset(self.id, self.config or None, revision=self.revision)
         except Exception as error:  # of many kinds: offline, no such id, no access, a damaged download
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise BadInput(otherwise or f"{self.id} cannot be had from the hub ({reason})") from None
@@ -86,12 +96,39 @@ class Hub(DataSource):
         """Through the raw bytes, so that one reader decodes all images of the package."""
         from datasets import Image  # pyright: ignore[reportMissingImports]
 
-        raw = []
-        for part in parts:
-            part = part.select_columns([self.image]).cast_column(self.image, Image(decode=False))
-            raw += [_content(row[self.image]) for row in part]
-        names = [Path(f"{self.id}, image {index}") for index in range(len(raw))]
-        return pictures(names, _mode(raw), self.size or None, lambda index: _opened(raw[index]))
+        only = [part.select_columns([self.image]).cast_column(self.image, Image(decode=False)) for part in parts]
+        count = sum(map(len, parts))
+
+        def contents() -> Iterator[bytes | Path]:
+            """One at a time: all of them might not fit in memory."""
+            return (_content(row[self.image]) for part in only for row in part)
+
+        names = [Path(f"{self.id}, image {index}") for index in range(count)]
+        mode, inorder = _mode(itertools.islice(contents(), 0, None, max(1, count // 100))), contents()
+        return pictures(names, mode, self.size or None, lambda index: _opened(next(inorder)))
+
+
+@contextlib.contextmanager
+def _at_once() -> Iterator[None]:
+    """Where the hub cannot even be looked up, the library looks only at what it has; it would try for half a minute."""
+    there = ("huggingface_hub.constants", "datasets.config")
+    switches: list[Any] = [sys.modules[name] for name in there if name in sys.modules]
+    before = [getattr(module, "HF_HUB_OFFLINE", False) for module in switches]
+    offline = not urllib.request.getproxies() and not _known_host(os.environ.get("HF_ENDPOINT", HUB))
+    try:
+        for module, was in zip(switches, before, strict=True):
+            module.HF_HUB_OFFLINE = was or offline
+        yield
+    finally:
+        for module, was in zip(switches, before, strict=True):
+            module.HF_HUB_OFFLINE = was
+
+
+def _known_host(address: str) -> bool:
+    try:
+        return bool(socket.getaddrinfo(urllib.parse.urlsplit(address).hostname, 443))
+    except OSError:
+        return False
 
 
 def _content(cell: dict[str, Any] | None) -> bytes | Path:
@@ -105,12 +142,12 @@ def _opened(content: bytes | Path) -> io.BytesIO | Path:
     return io.BytesIO(content) if isinstance(content, bytes) else content
 
 
-def _mode(raw: list[bytes | Path]) -> str:
+def _mode(some: Iterable[bytes | Path]) -> str:
     """Grey when all of some images are, as in MNIST; else colour."""
     from PIL import Image
 
     modes = set()
-    for content in raw[:: max(1, len(raw) // 100)]:
+    for content in some:
         # One that is no image is named by the reader that comes next.
         with contextlib.suppress(OSError), Image.open(_opened(content)) as image:
             modes.add(image.mode)
