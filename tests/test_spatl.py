@@ -13,7 +13,7 @@ from torch import nn
 
 from fedlens import config, simulate
 from fedlens.algorithms import SPATL, FedAvg, FedPer, OfficialSPATL, Scaffold, spatl
-from fedlens.core.batches import Federation, Shard, as_it_is, plan
+from fedlens.core.batches import Federation, Shard, as_it_is, kept_back, plan
 from fedlens.core.errors import BadInput
 from fedlens.core.memories import Memories
 from fedlens.core.network import Network
@@ -171,7 +171,7 @@ SELECTORS = ["rl", "uniform", "l2_global", "random"]
 def test_only_kept_filters_are_sent(selector, control_upload):
     """In the first round clients train as they would without selection: the rows are those of what they learned."""
     recipe = SPATL(selector=selector, budget=0.6, control_upload=control_upload, episodes=3)
-    found, whole = play(recipe), play(SPATL(selector="all"))
+    found, whole = play(recipe), play(trains_like(selector))
     for client, upload in found.uploads().items():
         kept, dense = chosen(upload), whole.uploads()[client]
         assert 0 < len(kept["conv1"]) + len(kept["conv2"]) < 10
@@ -191,7 +191,7 @@ def test_only_kept_filters_are_sent(selector, control_upload):
 
 @pytest.mark.parametrize("selector", ["rl", "uniform", "l2_global"])
 def test_filters_that_stay_have_the_largest_norms(selector):
-    found, whole = play(SPATL(selector=selector, budget=0.6, episodes=3)), play(SPATL(selector="all"))
+    found, whole = play(SPATL(selector=selector, budget=0.6, episodes=3)), play(trains_like(selector))
     for client, upload in found.uploads().items():
         for layer, kept in chosen(upload).items():
             name = f"{layer}.weight"
@@ -457,13 +457,40 @@ def test_agents_from_a_file(monkeypatch, tmp_path):
     assert all(same(agent.weights, first.memory(0).agent.weights) for _, agent in asked) and len(asked) == 2
 
 
-def test_rewards_are_accuracies_of_sub_models_on_a_twentieth_of_the_images():
+@dataclass(frozen=True)
+class HoldsOut(SPATL):
+    """Trains on the images that a client trains on whose agent is rewarded on the others."""
+
+    def holds_out(self, examples):
+        return SPATL().holds_out(examples)
+
+
+def trains_like(selector: str) -> SPATL:
+    return HoldsOut(selector="all") if selector == "rl" else SPATL(selector="all")
+
+
+def test_rewards_are_measured_on_images_that_are_never_trained_on():
+    """A twentieth of them, the same ones in every round; what they show does not reach the weights."""
+    assert [SPATL().holds_out(n) for n in (0, 1, 2, 40, 41, 10**6)] == [0, 0, 1, 2, 3, 1000]
+    assert SPATL(validation=1).holds_out(40) == 1 and SPATL(selector="uniform").holds_out(40) == 0
+    index = torch.arange(100, 140)
+    mine, held = kept_back(index, 2, 5)
+    assert sorted([*mine.tolist(), *held.tolist()]) == index.tolist() and len(held) == 2
+    assert torch.equal(held, kept_back(index, 2, 5)[1]) and not torch.equal(held, kept_back(index, 2, 6)[1])
+    data = federation(LARGE, as_it_is)
+    others = torch.cat([kept_back(data.train[i], SPATL().holds_out(n), i)[1] for i, n in enumerate(LARGE)])
+    spoilt = data.data.x.clone()
+    spoilt[others] = torch.nan
+    world = World(((0, 1),), sizes=LARGE)
+    clean, dirty = (
+        play(HoldsOut(selector="all"), world, data=replace(data, data=replace(data.data, x=x)))
+        for x in (data.data.x, spoilt)
+    )
+    assert same(clean.uploads()[0], dirty.uploads()[0])
+
+
+def test_rewards_are_accuracies_of_sub_models():
     net, data = network(Net), federation((40, 300), as_it_is)
-    client: Any = type("Client", (), {"examples": 40, "data": Shard(data.data, data.train[0])})
-    part = SPATL().validated(client)
-    assert len(part) == len(set(part.index.tolist())) == 2 and set(part.index.tolist()) <= set(range(40))
-    assert torch.equal(part.index, SPATL().validated(client).index)
-    assert len(SPATL(validation=1).validated(client)) == 1
     weights, (layer,) = net.initial_weights(), layer_graph(net).layers
     tried = [{"conv": 0b0101}, {"conv": 0b1000}, {}]
     whole = Shard(data.data, data.train[1])
@@ -486,7 +513,7 @@ def test_a_client_that_shows_one_class_takes_the_same_ratio_everywhere(monkeypat
     one = replace(data, data=replace(data.data, y=torch.zeros_like(data.data.y)))
     world = World(((0, 1),), sizes=LARGE)
     found = play(SPATL(), world, data=one)
-    expected = play(SPATL(selector="uniform"), world, data=one)
+    expected = play(HoldsOut(selector="uniform"), world, data=one)
     assert same(found.uploads()[0], expected.uploads()[0])
     assert bool(found.memory(0).selection.reward.isnan())
     assert float(found.memory(0).agent.optimizer.steps["actor.far.bias"]) == 0

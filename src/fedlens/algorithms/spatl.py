@@ -39,8 +39,8 @@ class SPATL(Algorithm):
     kept has one bit a filter; delta holds the rows of kept filters, with their norms' entries, and all else whole.
     Differs from the paper where its equations cannot be meant: the server goes towards the clients, by a step of one;
     controls are added to the gradient and divide the local path by its reach, not by epochs. The budget is of
-    operations that the smaller network really does. Rewards are accuracies on a part of the client's training images,
-    seen without augmentation. A client whose part shows one class alone learns nothing from them: it takes `uniform`.
+    operations that the smaller network really does. Rewards are accuracies on images that the client keeps back and
+    never trains on. A client that kept back images of one class alone learns nothing from them: it takes `uniform`.
     """
 
     selector: Literal["rl", "uniform", "l2_global", "random", "all"] = "rl"
@@ -57,7 +57,7 @@ class SPATL(Algorithm):
     pretrained: str = ""  # a file with an agent that all begin with
     episodes: Count = 30  # of the first search
     later_episodes: Count = 5  # of the next ones, where agents persist
-    validation: Count = 1000  # images at most that rewards are measured on, and never more than a twentieth
+    validation: Count = 1000  # images at most that are kept back for rewards, and never more than a twentieth
     adapt_epochs: Number = 10  # of a predictor whose client never took part
 
     default_weighting = uniformly
@@ -67,6 +67,10 @@ class SPATL(Algorithm):
         for name in ("budget", "keep_floor"):
             if not 0 < getattr(self, name) <= 1:
                 raise BadInput(f"algorithm.{name} is {getattr(self, name)}, but it should be above 0 and at most 1")
+
+    def holds_out(self, examples):
+        """So few that 30 looks at them cost less than one epoch of training; a client's only image is trained on."""
+        return max(0, min(self.validation, -(-examples // 20), examples - 1)) if self.selector == "rl" else 0
 
     def stages(self, plan):
         if self.control_scale:
@@ -217,7 +221,7 @@ class SPATL(Algorithm):
         """(the filters that are sent, what changes in memory)"""
         choice = self.choice(client, weights)
         unknown = torch.full_like(client.memory.selection.accuracy, torch.nan)
-        chosen, part = Tree(accuracy=unknown, dense=unknown, reward=unknown), self.validated(client)
+        chosen, part = Tree(accuracy=unknown, dense=unknown, reward=unknown), client.held
         changed = Tree(agent=client.memory.agent) if self.selector == "rl" else Tree()
         if self.selector == "l2_global":
             kept = choice.by_norm(weights)
@@ -242,12 +246,6 @@ class SPATL(Algorithm):
         numbers = {"accuracy": found.accuracy, "dense": judge([{}])[0], "reward": found.reward}
         chosen = Tree({name: torch.tensor(value, dtype=torch.float64) for name, value in numbers.items()})
         return found.kept, chosen, Tree(agent=found.agent)
-
-    def validated(self, client: Client) -> Shard:
-        """The same ones in every round, so few that 30 looks at them cost less than one epoch of training."""
-        count = min(self.validation, -(-client.examples // 20))
-        drawn = torch.randperm(client.examples, generator=generator(key("validated", client.examples)))[:count]
-        return Shard(client.data.whole, client.data.index[drawn.to(client.data.index.device)])
 
     # ---- client: prediction ------------------------------------------------------------------------------------------
     def personal(self, client, local=None):

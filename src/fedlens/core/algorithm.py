@@ -39,11 +39,12 @@ class Client:
     round: Any = None  # since memories began
     key: Any = None  # this client's randomness in this round
     data: Shard | Any = None
+    held: Shard | Any = None  # what it keeps back of its own examples, where the algorithm asks for that
     test: Shard | Any = None
 
     def inside(self, **static: Any) -> Client:
         """The view that `step` gets. What differs between clients or rounds reaches it through local and batch."""
-        hidden = dict.fromkeys(("weighting", "examples", "steps", "round", "key", "data", "test"))
+        hidden = dict.fromkeys(("weighting", "examples", "steps", "round", "key", "data", "held", "test"))
         return replace(self, optimizer=replace(self.optimizer, lr=math.nan), **hidden, **static)
 
 
@@ -138,6 +139,10 @@ class Algorithm:
         own = self.own(client.net, client.net.initial_weights())
         return Tree(private=own) if own.leaves() else Tree()
 
+    def holds_out(self, examples: int) -> int:
+        """How many of so many examples a client never trains on (SPATL: those that rewards are measured on)."""
+        return 0
+
     def start(self, client: Client) -> Tree:
         """Weights that local training starts from: what was received, and what never left."""
         model = client.received.model
@@ -230,6 +235,9 @@ class Errand(Algorithm):
 
     def initial_memory(self, client):
         return self.base.initial_memory(client)
+
+    def holds_out(self, examples):
+        return self.base.holds_out(examples)
 
     def begin(self, client):
         return self.base.begin(client)

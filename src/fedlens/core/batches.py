@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .rng import generator
+from .rng import generator, key
 from .tree import Tree
 
 
@@ -112,6 +112,16 @@ class Federation:
         moved = {name: {i: index.to(device) for i, index in getattr(self, name).items()} for name in ("train", "test")}
         data = replace(self.data, x=self.data.x.to(device), y=self.data.y.to(device))
         return replace(self, data=data, pool=self.pool.to(device), **moved)
+
+
+def kept_back(index: Tensor, count: int, client: int) -> tuple[Tensor, Tensor]:
+    """A client's examples without `count` of them, and those: the same ones in every round and every run."""
+    if not count:
+        return index, index[:0]
+    chosen = torch.zeros(len(index), dtype=torch.bool)
+    chosen[torch.randperm(len(index), generator=generator(key("held", client)))[:count]] = True
+    chosen = chosen.to(index.device)
+    return index[~chosen], index[chosen]
 
 
 class Plan(NamedTuple):

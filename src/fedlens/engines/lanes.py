@@ -25,7 +25,7 @@ from ..core.network import Network
 from ..core.rng import key
 from ..core.run import Job, Reply
 from ..core.tree import Tree
-from .sequential import Sequential, looked_at, tuned
+from .sequential import Sequential, looked_at, owned, tuned
 from .window import Window
 
 _WARM_UP = 3  # steps before recording: libraries choose kernels and allocate on the first ones
@@ -66,7 +66,7 @@ class Lane:
         self.local.copy_(local)
         self.memory.copy_(client.memory)
         if steps := len(batches.epochs):
-            rows = self.place.train[i][batches.rows]
+            rows = owned(self.stage, i, self.place.train[i])[0][batches.rows]
             if self.window is not None:
                 self.wanted, rows = rows, self.rows[:steps]
             keys = torch.tensor([key(job.seed, "step", job.round, i, t) for t in range(steps)])

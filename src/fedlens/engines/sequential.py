@@ -8,9 +8,10 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from ..core.algorithm import Client, Stage
-from ..core.batches import Federation, Plan, Shard, plan
+from ..core.batches import Federation, Plan, Shard, kept_back, plan
 from ..core.errors import BadInput, ClientFailed
 from ..core.evaluate import pieces, score
 from ..core.memories import Memories
@@ -83,7 +84,8 @@ class Sequential:
     ) -> tuple[Client, Plan]:
         """The same without its memory."""
         federation = federation or self.federation
-        stage, mine = job.stage, Shard(federation.data, federation.train[i])
+        stage = job.stage
+        mine, held = (Shard(federation.data, index) for index in owned(stage, i, federation.train[i]))
         seed = key(job.seed, "batches", job.round, i)
         batches = plan(len(mine), stage.size, seed, epochs=stage.epochs, steps=stage.steps)
         client = Client(
@@ -99,6 +101,7 @@ class Sequential:
             round=job.round - job.since,
             key=key(job.seed, "client", job.round, i),
             data=mine,
+            held=held,
             test=Shard(federation.data, federation.test[i]),
         )
         return client, batches
@@ -135,6 +138,11 @@ class Sequential:
             client, _ = self._view(job, next(iter(self.federation.train)))
             self._declared[job.stage] = frozenset(declared(job.stage, client))
         return bool(self._declared[job.stage])
+
+
+def owned(stage: Stage, i: int, index: Tensor) -> tuple[Tensor, Tensor]:
+    """What a client trains on in this stage, and what it keeps back."""
+    return kept_back(index, stage.algorithm.holds_out(len(index)), i)
 
 
 def looked_at(batches: Plan, t: int, net: Network, device: torch.device) -> int:
