@@ -38,6 +38,7 @@ from fedlens.models.cnn import Mlp
 from fedlens.papers import fedxds as fedxds_tables
 from fedlens.privacy import gaussian_delta
 from fedlens.report.release import released_images, sensitivity
+from fedlens.runs import Checkpoint, RunFolder
 from small import PLAN, same
 
 SEED = torch.tensor(11)
@@ -647,3 +648,19 @@ def test_pictures(tmp_path):
     drawn = released_images(net, weights, x, y, tmp_path / "released", **looks)
     jumps = sensitivity(net, weights, x[:1], x[1:], y[:1], tmp_path / "sensitivity")
     assert drawn.stat().st_size > 5_000 and jumps.stat().st_size > 5_000
+
+
+def test_the_shared_payload_is_stored_once(tmp_path):
+    """Not with every checkpoint: it can be as large as the data."""
+    state = Tree(model=Tree(w=torch.ones(2)), shared=Tree(x=torch.arange(1000.0), y=torch.zeros(1000)))
+    folder = RunFolder(tmp_path)
+    folder.checkpoints.mkdir()
+    for round in (1, 2, 3):
+        folder.save(Checkpoint(round, state, Ledger(), 0.0))
+    assert len(list(folder.checkpoints.glob("shared-*"))) == 1
+    assert max(file.stat().st_size for file in folder.checkpoints.glob("00*")) < 1000
+    back, wrong = RunFolder(tmp_path).load()
+    assert back is not None and not wrong and same(back.state, state)
+    next(folder.checkpoints.glob("shared-*")).write_bytes(b"nothing")
+    with pytest.raises(BadInput, match="checksum"):
+        RunFolder(tmp_path).load()

@@ -48,6 +48,7 @@ class RunFolder:
     def __init__(self, path: str | Path):
         self.path = Path(path)
         self.memories, self.checkpoints = self.path / "clients", self.path / "checkpoints"
+        self._shared: tuple[Tree, str] | None = None  # the last common payload, and its checksum
         self.figures = self.path / "figures"
 
     # ---- beginning and ending ----
@@ -132,10 +133,13 @@ class RunFolder:
     # ---- checkpoints ----
     def save(self, checkpoint: Checkpoint, keep: int = 0) -> None:
         """The manifest is written last: a checkpoint without one does not exist. Every `keep` rounds one stays."""
-        name, data = f"{checkpoint.round:06d}", encode(Tree(state=checkpoint.state))
+        common = checkpoint.state.get("shared", Tree())
+        changing = Tree({part: value for part, value in checkpoint.state.items() if part != "shared"})
+        name, data = f"{checkpoint.round:06d}", encode(Tree(state=changing))
         manifest = {
             "round": checkpoint.round,
             "sha256": hashlib.sha256(data).hexdigest(),
+            "shared": self._store(common) if common else None,
             "seconds": checkpoint.seconds,
             "bytes_up": checkpoint.ledger.up,
             "bytes_down": checkpoint.ledger.down,
@@ -150,6 +154,18 @@ class RunFolder:
                 (self.checkpoints / f"{round:06d}.{kind}").unlink(missing_ok=True)
         if self.memories.exists():
             prune(self.memories, before=min(rounds[-_KEPT:]), after=checkpoint.round, keep=stay)
+
+    def _store(self, shared: Tree) -> str:
+        """The common payload, once: it can be as large as the data and stays the same."""
+        if self._shared is None or self._shared[0] is not shared:
+            data = encode(shared)
+            self._shared = shared, hashlib.sha256(data).hexdigest()
+            if not (file := self._shared_file(self._shared[1])).exists():
+                write_whole(file, data, durable=True)
+        return self._shared[1]
+
+    def _shared_file(self, digest: str) -> Path:
+        return self.checkpoints / f"shared-{digest[:16]}.safetensors"
 
     def load(self) -> tuple[Checkpoint | None, list[str]]:
         """The newest intact checkpoint (None: start from the beginning), and what was wrong with newer ones."""
@@ -179,12 +195,18 @@ class RunFolder:
 
     def _load(self, round: int) -> Checkpoint:
         manifest = self._json(f"checkpoints/{round:06d}.json")
-        data = (self.checkpoints / f"{round:06d}.safetensors").read_bytes()
-        if hashlib.sha256(data).hexdigest() != manifest["sha256"]:
-            raise ValueError("its checksum differs")
+        state = self._checked(self.checkpoints / f"{round:06d}.safetensors", manifest["sha256"]).state
+        if manifest["shared"]:
+            state = state.replace(shared=self._checked(self._shared_file(manifest["shared"]), manifest["shared"]))
         holders = {version: set(clients) for version, clients in manifest["holders"].items()}
         ledger = Ledger(holders, manifest["bytes_up"], manifest["bytes_down"])
-        return Checkpoint(manifest["round"], decode(data).state, ledger, manifest["seconds"])
+        return Checkpoint(manifest["round"], state, ledger, manifest["seconds"])
+
+    def _checked(self, path: Path, digest: str) -> Tree:
+        data = path.read_bytes()
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise ValueError("its checksum differs")
+        return decode(data)
 
     def _json(self, name: str) -> Any:
         try:
