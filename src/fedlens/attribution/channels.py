@@ -81,13 +81,16 @@ def layer_saliency(
         return tapped(out, leaves[-1], reduction)
 
     rules: list[tuple[frozenset[str], Rule]] = [(RELUS | SMOOTH, guided_rule)] if guided else []
-    table = []
-    for _, images, wanted in question.pieces():
+    table = None
+    for part, images, wanted in question.pieces():
         leaves: list[Tensor] = []
         with torch.enable_grad(), Rewriting(question.net, [*rules, (kinds, layer)]):
             total = question.each(question.logits(images), wanted).sum()
-        table.append(torch.stack(torch.autograd.grad(total, leaves, materialize_grads=True), 1).to(x.device))
-    return torch.cat(table) if table else x.new_zeros(0, len(layer_names(net, weights, x, tap=tap)))
+        found = torch.stack(torch.autograd.grad(total, leaves, materialize_grads=True), 1)
+        if table is None:  # one block for all: pieces kept would lie between what is freed, and memory would grow
+            table = torch.empty(len(x), len(leaves), dtype=found.dtype, device=x.device)
+        table[part] = found
+    return x.new_zeros(0, len(layer_names(net, weights, x, tap=tap))) if table is None else table
 
 
 def layer_names(net: Network, weights: Tree, x: Tensor, *, tap: Place = "conv") -> list[str]:

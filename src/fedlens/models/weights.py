@@ -37,6 +37,13 @@ def load_weights(module: nn.Module, source: str) -> list[str]:
     return [f"weights={source}: its last layer is for {have} classes and was left out; the one for {want} starts anew"]
 
 
+def classes_of(module: nn.Module, source: str, otherwise: int) -> int:
+    """How many classes the last layer in a file is for; `otherwise` where it is as the module's own."""
+    stored, own = _read(source), module.state_dict()
+    other = _other_classes(module, own, stored)
+    return len(stored[min(other)]) if other else otherwise
+
+
 def _is_counter(name: str) -> bool:
     """BatchNorm counts batches for a kind of average that nothing here uses; files may leave it out."""
     return name.endswith("num_batches_tracked")
