@@ -76,8 +76,9 @@ def main() -> None:
     options.add_argument("--profile", action="store_true")
     asked = options.parse_args()
     print(torch.cuda.get_device_name(), torch.__version__, flush=True)
-    rows = bench(JOBS, "bf16", "cuda", 1)
-    for row in rows:
+    rows = []
+    for row in bench(JOBS, "bf16", "cuda", 1):
+        rows.append(row)
         print({k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
     if asked.sweep:
         for work in JOBS:

@@ -6,7 +6,7 @@ Each job is one round of FedAvg, loading and aggregation included; engines are t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -127,10 +127,10 @@ def engines(work: Work, precision: Precision, device: str, cores: int) -> dict[s
 
 def bench(
     jobs: tuple[Work, ...], precision: Precision, device: str, cores: int, repeats: int = 3
-) -> list[dict[str, Any]]:
-    """One row for each job and engine."""
-    rows = []
+) -> Iterator[dict[str, Any]]:
+    """One row for each job and engine, as soon as a job is done."""
     for work in jobs:
+        rows = []
         for name, (given, make) in engines(work, precision, device, cores).items():
             if device.startswith("cuda"):
                 torch.cuda.reset_peak_memory_stats()
@@ -146,12 +146,10 @@ def bench(
                     "peak_gib": peak,
                 }
             )
-        base = {row["engine"]: row["images_per_second"] for row in rows if row["job"] == work.name}
+        base = {row["engine"]: row["images_per_second"] for row in rows}
         for row in rows:
-            if row["job"] == work.name:
-                row["over_sequential"] = row["images_per_second"] / base["sequential"]
-                row["over_central"] = row["images_per_second"] / base["central"]
-    return rows
+            speed = row["images_per_second"]
+            yield {**row, "over_sequential": speed / base["sequential"], "over_central": speed / base["central"]}
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:

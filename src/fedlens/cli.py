@@ -14,6 +14,8 @@ from typing import Annotated, Any
 
 import typer
 
+from .flower.commands import deploy
+
 app = typer.Typer(
     name="fedlens",
     help="Federated learning on data that differs, guided by what models look at.",
@@ -121,16 +123,20 @@ def diff(a: str, b: str, json: Json = False) -> None:
 
 @app.command(context_settings={"ignore_unknown_options": True})
 def explain(
-    words: Annotated[list[str] | None, typer.Argument(metavar="[RUN] [key=value ...]", show_default=False)] = None,
+    words: Annotated[list[str] | None, typer.Argument(metavar="[RUN ...] [key=value ...]", show_default=False)] = None,
     weights: Annotated[str, typer.Option(help="A safetensors file, when there is no run.")] = "",
     clients: Annotated[str, typer.Option(help="Clients whose own models are shown, such as 0,3.")] = "",
     rounds: Annotated[str, typer.Option("--round", help="Rounds whose models are shown, such as 50,100.")] = "",
     methods: Annotated[str, typer.Option(help="Such as lrp,guided_backprop,grad_cam.")] = "",
     images: Annotated[int, typer.Option(min=1, max=64)] = 6,
+    which: Annotated[str, typer.Option(help="With several runs: places in the client's test images, as 0,7.")] = "",
     out: Annotated[str, typer.Option(help="PNG, SVG or PDF.")] = "",
     json: Json = False,
 ) -> None:
-    """Draw what models look at: a run's, or model=... with --weights FILE on data=..."""
+    """Draw what models look at: a run's, or model=... with --weights FILE on data=...
+
+    Several runs are drawn side by side: their models of one client (--clients 3) by one method, on its test images.
+    """
     from . import config
     from .attribution import METHODS
     from .attribution.gallery import USUAL
@@ -138,18 +144,30 @@ def explain(
     from .explain import explain_model, explain_run
     from .explain_weights import explain_weights
 
-    run, settings = _split(words)
     chosen = [name.strip() for name in methods.split(",") if name.strip()] or list(USUAL)
     for name in chosen:
         if name not in METHODS:
             raise BadInput(f"--methods {name!r} is unknown; {nearest(name, METHODS)}")
     place = Path(out) if out else None
+    if len(runs := [word for word in words or () if "=" not in word and not word.startswith("-")]) > 1:
+        from .explain_runs import explain_runs
+
+        who, method = _numbers("--clients", clients) or [0], chosen if methods else ["grad_cam"]
+        if len(who) > 1 or len(method) > 1 or rounds or weights or len(runs) < len(words or ()):
+            raise BadInput("several runs are compared by one client's models and one method: --clients 0 --methods lrp")
+        at = _numbers("--which", which)
+        drawn = explain_runs(runs, place, client=who[0], count=images, which=at, method=method[0])
+        _say_json({"picture": str(drawn), "more": []}) if json else print(drawn)
+        return
+    run, settings = _split(words)
+    if which:
+        raise BadInput("--which is for several runs; name two or more")
     if run:
         if settings or weights:
             raise BadInput("a run has its own model, data and weights: name a RUN, or model=, data= and --weights")
-        which = {"clients": _numbers("--clients", clients), "rounds": _numbers("--round", rounds)}
-        drawn = explain_run(run, place, **which, count=images, methods=chosen)
-        more = explain_weights(run, place, clients=which["clients"], count=images)
+        whose = {"clients": _numbers("--clients", clients), "rounds": _numbers("--round", rounds)}
+        drawn = explain_run(run, place, **whose, count=images, methods=chosen)
+        more = explain_weights(run, place, clients=whose["clients"], count=images)
     else:
         where = place or Path("explain.png")
         drawn = explain_model(config.read(None, settings), weights, where, count=images, methods=chosen)
@@ -163,6 +181,45 @@ def _numbers(option: str, text: str) -> list[int]:
     if not all(part.strip().isdigit() for part in text.split(",") if part):
         raise BadInput(f"{option} is {text!r}, but it should be numbers such as 0,3")
     return [int(part) for part in text.split(",") if part]
+
+
+@app.command()
+def clients(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN ...", show_default=False)],
+    confusion: Annotated[int | None, typer.Option(min=0, metavar="CLIENT", help="Also its confusion matrix.")] = None,
+    loss: Annotated[bool, typer.Option("--loss", help="Also the training loss of rounds kept with keep=N.")] = False,
+    out: Annotated[str, typer.Option(help="The picture; others are named after it.")] = "",
+    json: Json = False,
+) -> None:
+    """What each client gets out of a run, how fair that is, and how runs differ in it; the first is the reference."""
+    from . import analysis
+    from .report.clients import accuracy_bars, confusion_matrices, loss_curves
+    from .runs import RunFolder
+
+    paths = analysis.named(runs)
+    looked = {name: analysis.judged(RunFolder.open(path)) for name, path in paths.items()}
+    accuracies = {name: by for name, (_, by) in looked.items()}
+    fair = {name: analysis.fairness(list(by.values())) for name, by in accuracies.items()}
+    rows = [{"run": name, "model": looked[name][0], "clients": len(accuracies[name]), **fair[name]} for name in paths]
+    place = (Path(out) if out else RunFolder(runs[0]).figures / "clients").with_suffix("")
+    drawn = [accuracy_bars(accuracies, fair, place)]
+    opened = {n: analysis.OpenedRun.open(p) for n, p in paths.items()} if loss or confusion is not None else {}
+    if confusion is not None:
+        analysis.same_split(opened)
+        counts = {name: analysis.confusion(run, confusion) for name, run in opened.items()}
+        where, classes = (
+            place.with_name(f"{place.name}-confusion-{confusion}"),
+            next(iter(opened.values())).images.classes,
+        )
+        drawn.append(confusion_matrices(counts, classes, where, f"client {confusion}, % of each class"))
+    if loss:
+        losses = {name: analysis.training_losses(run) for name, run in opened.items()}
+        drawn.append(loss_curves(losses, place.with_name(f"{place.name}-loss")))
+    if json:
+        _say_json({"runs": rows, "pictures": [str(path) for path in drawn]})
+        return
+    _print_rows(rows)
+    print(*drawn, sep="\n")
 
 
 @app.command()
@@ -183,7 +240,7 @@ def bench(
     placed = Experiment(device=device).placed()
     jobs = SMALL if small else JOBS
     with threads(1), matmuls(placed.precision):
-        rows = bench(jobs, placed.precision, placed.device, placed.workers, repeats)  # pyright: ignore[reportArgumentType]
+        rows = [*bench(jobs, placed.precision, placed.device, placed.workers, repeats)]  # pyright: ignore[reportArgumentType]
     if out:
         draw(rows, Path(out))
     if json:
@@ -264,8 +321,54 @@ def reproduce(
     raise typer.Exit(1 if table.failures else 0)
 
 
+@app.command()
+def audit(
+    run: Annotated[str, typer.Argument(help="The folder of a run with transcript=MiB.")],
+    attacks: Annotated[str, typer.Option(help="Such as loss,lira,gradients,labels; without it all that apply.")] = "",
+    fpr: Annotated[str, typer.Option(help="Rates of false alarms, such as 0.01,0.001.")] = "",
+    candidates: Annotated[int, typer.Option(min=10, help="Members that are asked about, and as many others.")] = 500,
+    seeds: Annotated[int, typer.Option(min=1, help="Repeats of attacks that train something.")] = 2,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    json: Json = False,
+) -> None:
+    """Attack what the server received in a run: who was trained on, which images, which labels."""
+    from .audit.examine import audit
+    from .core.errors import BadInput
+    from .simulate import threads
+
+    try:
+        rates = [float(part) for part in fpr.split(",") if part]
+    except ValueError:
+        raise BadInput(f"--fpr is {fpr!r}, but it should be rates such as 0.01,0.001") from None
+    names = [part.strip() for part in attacks.split(",") if part.strip()]
+    out = sys.stderr if json else sys.stdout
+    with threads(1):
+        found = audit(
+            run,
+            names,
+            fprs=rates,
+            candidates=candidates,
+            seeds=seeds,
+            device=device,
+            say=lambda text: print(text, file=out, flush=True),
+        )
+    if json:
+        _say_json(found.plain())
+        return
+    rows = [
+        {"attack": v.attack, "measure": name, "found": m, "chance": v.chance[name], "no defence": v.undefended[name]}
+        for v in found.verdicts
+        for name, m in v.found.items()
+    ]
+    _print_rows(rows)
+    for name, why in found.skipped.items():
+        print(f"{name} was not tried: {why}")
+    print(f"{found.run}/audit.md, pictures in {found.run}/figures; {found.seconds:.1f} s")
+
+
 data_app = typer.Typer(no_args_is_help=True, help="Data sets and splits.", rich_markup_mode=None)
 app.add_typer(data_app, name="data")
+app.add_typer(deploy, name="deploy")
 
 
 @data_app.command("list")
