@@ -178,7 +178,7 @@ def channel_gradients(
 
 
 def _summed(gradient: Tensor, out: Tensor) -> Tensor:
-    return gradient.transpose(0, 1).flatten(1).sum(1, dtype=_full(gradient))
+    return gradient.sum([dim for dim in range(gradient.dim()) if dim != 1], dtype=_full(gradient))
 
 
 def _plus_plus(gradient: Tensor, out: Tensor) -> Tensor:
