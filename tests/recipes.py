@@ -1,5 +1,9 @@
 """Every method of the registry, and compositions, as the engine tests run them."""
 
+from dataclasses import dataclass, replace
+
+import torch
+
 from fedlens.algorithms import (
     ALGORITHMS,
     APFL,
@@ -8,10 +12,16 @@ from fedlens.algorithms import (
     SPATL,
     Ditto,
     FedAU,
+    FedAux,
     FedAvg,
     FedAvgM,
     FedDecorr,
+    FedDF,
+    FedDISCO,
     FedDyn,
+    FedFed,
+    FedFTG,
+    FedGen,
     FedMTL,
     FedPer,
     FedProx,
@@ -26,8 +36,45 @@ from fedlens.algorithms import (
     OfficialSPATL,
     Scaffold,
 )
+from fedlens.core.algorithm import Errand, Recipe
+from fedlens.core.batches import Dataset
+from fedlens.core.rng import generator
 from fedlens.core.transform import Clip, GaussianNoise, Quantise, TopK
 
+
+def public_data(images: int = 20) -> Dataset:
+    """Like the engine tests' images, and nobody's."""
+    x = torch.randn(images, 1, 6, 6, generator=generator(5), dtype=torch.float64)
+    return Dataset(x, torch.zeros(images, dtype=torch.long))
+
+
+@dataclass(frozen=True)
+class Given(Errand):
+    """Another algorithm, whose server has public data."""
+
+    def setup(self, server):
+        return self.base.setup(replace(server, auxiliary=public_data()))
+
+    def start(self, client):
+        return self.base.start(client)
+
+    def finish(self, client, local):
+        return self.base.finish(client, local)
+
+    def aggregate(self, server, uploads):
+        return self.base.aggregate(replace(server, auxiliary=public_data()), uploads)
+
+
+@dataclass(frozen=True)
+class WithPublicData:
+    base: Recipe
+
+    def stages(self, plan):
+        for stage in self.base.stages(plan):
+            yield replace(stage, algorithm=Given(base=stage.algorithm))
+
+
+ALONE = PSE(attention="self")  # the engine tests' network has no attention; test_pse.py runs the exchange in lanes
 RECIPES = {
     **{name: recipe() for name, recipe in ALGORITHMS.items()},
     "scaffold, slow server": Scaffold(server_lr=0.5),
@@ -55,11 +102,12 @@ RECIPES = {
     "l2gd, often alone": L2GD(p=0.3, pull=2.0),
     "l2gd+ft": FineTuned(L2GD()),
     "fedmtl, code": FedMTL(omega="code", strength=0.01),
-    "pse, penalty": PSE(xi=0.5, excite="penalty", cam="gradcam++", score="prob", threshold_scope="global"),
-    "pse, scorecam": PSE(xi=0.5, cam="scorecam", reduce="sum", local_init="persistent"),
-    "pse, not excited": PSE(excite="none", private="none"),
-    "fedsls, pse": FedSLS(PSE(xi=0.5, tap="conv"), pretrain_epochs=1),
-    "pse+ft": FineTuned(PSE(), part="head"),
+    "pse": ALONE,
+    "pse, penalty": replace(ALONE, xi=0.5, excite="penalty", cam="gradcam++", score="prob", threshold_scope="global"),
+    "pse, scorecam": replace(ALONE, xi=0.5, cam="scorecam", reduce="sum", local_init="persistent"),
+    "pse, not excited": replace(ALONE, excite="none", private="none"),
+    "fedsls, pse": FedSLS(replace(ALONE, xi=0.5, tap="conv"), pretrain_epochs=1),
+    "pse+ft": FineTuned(ALONE, part="head"),
     "fedxds": FedXDS(warmup_rounds=2, warmup_epochs=1),
     "fedxds, scaffold": FedXDS(
         Scaffold(), warmup_rounds=2, warmup_epochs=1, attribution="ig", sparse=True, share_as="float16"
@@ -94,6 +142,14 @@ RECIPES = {
     "spatl, no control": SPATL(selector="random", budget=0.5, control_scale=0.0, server_lr=0.5),
     "spatl_official": OfficialSPATL(private="predictor"),
     "fedsls, spatl+ft": FedSLS(FineTuned(SPATL(selector="all")), pretrain_epochs=0),
+    "feddisco, scaffold": FedDISCO(Scaffold(), target="global", discrepancy="l1"),
+    "feddisco, moon": FedDISCO(Moon(), a=2.0),
+    "fedgen": FedGen(steps=2, noise=3, hidden=5, batch=6),
+    "fedftg": FedFTG(iterations=2, student_steps=2, noise=3, width=2, batch=6),
+    "feddf": WithPublicData(FedDF(steps=3, batch=5)),
+    "fedaux": WithPublicData(FedAux(pretrain_steps=2, pretrain_batch=6, steps=3, batch=5)),
+    "fedfed": FedFed(distil_rounds=2, latent=3, width=4),
+    "fedfed, scaffold": FedFed(FineTuned(Scaffold()), distil_rounds=1, latent=3, width=4, share_as="uint8"),
 }
 UPLINKS = {
     "clip": (Clip(0.5),),

@@ -38,7 +38,8 @@ def describe(experiment: Experiment, classes: int, channels: int, size: int) -> 
     blank = Dataset(torch.zeros(2, channels, size, size), torch.zeros(2, dtype=torch.long))
     one = {0: torch.tensor([0]), 1: torch.tensor([1])}
     engine = Sequential(net, Federation(blank, one, one, torch.tensor([0, 1])))
-    server, leaves = Server(net, Tree(), 2), []
+    nothing = Dataset(torch.zeros(0, channels, size, size), torch.zeros(0, dtype=torch.long))  # public data
+    server, leaves = Server(net, Tree(), 2, auxiliary=nothing), []
     for round, (stage, at, since) in enumerate(timetable(experiment.algorithm, replace(experiment.plan, rounds=1))):
         if at:
             continue

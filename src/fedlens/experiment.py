@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import pickle
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+import torch.nn.functional as F
 from annotated_types import Le
 
 from .algorithms import FedAvg
 from .core.algorithm import Recipe, Stage
-from .core.batches import Federation
+from .core.batches import Dataset, Federation
 from .core.cohort import Cohort, Uniform
 from .core.errors import BadInput
 from .core.fields import Count, Momentum, NonNegative, Number, Positive, Share
@@ -23,7 +25,7 @@ from .core.rng import key, seeded
 from .core.run import timetable
 from .core.transform import Transform
 from .core.weighting import WEIGHTINGS
-from .data import DATASETS, PARTITIONS, DataSource, Images, Partition, Split, federate
+from .data import DATASETS, PARTITIONS, DataSource, Images, Partition, Prepare, Split, federate
 from .models import MODELS, Model
 
 
@@ -61,6 +63,7 @@ class Evaluation:
 @dataclass(frozen=True)
 class Experiment:
     data: DataSource = DATASETS["mnist5k"]()
+    auxiliary: DataSource | None = None  # public data at the server, for methods that need some (feddf, fedaux)
     partition: Partition = PARTITIONS["dirichlet"]()
     clients: Count = 20
     cohort: Cohort = Uniform(5)
@@ -84,6 +87,7 @@ class Experiment:
     checkpoint: Number = 1  # rounds between checkpoints; 0: only after the last round
     keep: Number = 0  # rounds between checkpoints that stay, to look at later; 0: only the last two
     picture: bool = True  # draw the run when it is complete
+    transcript: NonNegative = 0.0  # MiB at most of what crosses that is kept for `fedlens audit`; 0: nothing
     seed: int = 0
     out: str = ""  # the run's folder; without one: runs/DATA-ALGORITHM-N
 
@@ -147,6 +151,21 @@ class Experiment:
         dtype = torch.float64 if self.precision == "fp64" else torch.float32
         return federate(images, self.partition, self.clients, self.seed, augment=self.augment, dtype=dtype)
 
+    @property
+    def needs_public_data(self) -> bool:
+        """Whether the server trains on data of its own; refused where it should and has none."""
+        needed = any(_needs_public_data(stage.algorithm) for stage, _, _ in self.timetable())
+        if needed and self.auxiliary is None:
+            name = type(self.algorithm).__name__.lower()
+            raise BadInput(f"{name} needs public data that no client owns: set auxiliary, as in auxiliary=cifar100")
+        return needed
+
+    def public(self, found: Images, images: Images) -> Dataset:
+        """The training images of an auxiliary data set, as the network takes the clients' images; on the device."""
+        dtype = torch.float64 if self.precision == "fp64" else torch.float32
+        x = resized(found.x[found.train], images.x.shape[1:]).to(self.device)
+        return Dataset(x, found.y[found.train].to(self.device), Prepare(images.mean, images.std, dtype=dtype))
+
     def network(self, images: Images) -> Network:
         """The model with its first weights, the same for every method and engine."""
         channels, height, width = images.x.shape[1:]
@@ -158,6 +177,25 @@ class Experiment:
             return Network(module, "fp32" if self.precision == "auto" else self.precision, self.buffers, self.compile)
         except ValueError as error:
             raise BadInput(f"model: {error}") from None
+
+
+def _needs_public_data(part: Any) -> bool:
+    """Whether an algorithm, or one that it is made over, trains on data of the server's own."""
+    return part is not None and (
+        getattr(part, "needs_public_data", False) or _needs_public_data(getattr(part, "base", None))
+    )
+
+
+def resized(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """Bytes [N, C, H, W] as images of this shape: grey or coloured, larger or smaller."""
+    channels, *sides = shape
+    if x.shape[1] != channels:
+        x = x.float().mean(1, keepdim=True).round().to(torch.uint8).expand(-1, channels, -1, -1)
+    if list(x.shape[2:]) == sides:
+        return x
+    smaller = sides[0] < x.shape[2]
+    parts = (F.interpolate(some.float(), sides, mode="bilinear", antialias=smaller) for some in x.split(2048))
+    return torch.cat([part.round().clamp(0, 255).to(torch.uint8) for part in parts])
 
 
 def check_device(device: str) -> None:

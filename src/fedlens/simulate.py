@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from . import config
+from .audit.transcript import Recording
 from .core.algorithm import Server
 from .core.batches import Federation
 from .core.cohort import Everyone
@@ -24,6 +25,7 @@ from .core.rng import key
 from .core.run import Engine, Job, Reply
 from .core.run import run as run_rounds
 from .core.tree import Tree
+from .data import Images
 from .engines.allocator import keep_freed_memory
 from .engines.lanes import Lanes
 from .engines.sequential import Sequential
@@ -95,6 +97,7 @@ def run(experiment: Experiment | None = None, *, watcher: Watcher | None = None)
         raise BadInput(f"local.batch_size is {experiment.local.batch_size}, but there are {len(images.train)} images")
     experiment.federation(images)
     experiment.network(images)
+    public_images(experiment)
     folder = RunFolder.create(experiment, config.to_yaml(experiment))
     with folder.locked():
         return _carry_on(folder, experiment, None, [], watcher or Nobody(), images)
@@ -172,6 +175,9 @@ def _carry_on(
     start = checkpoint or Checkpoint(0, Tree(), Ledger(), 0.0)
     federation, split = experiment.federation(images)
     card = passport(experiment, config.plain(experiment), images, split)
+    public = public_images(experiment)
+    if public is not None:
+        card["auxiliary"] = {"name": public.name, "origin": public.origin, "sha256": public.checksum}
     if (folder.path / "passport.json").exists():
         _same_origin(folder.passport(), card)
     else:
@@ -195,6 +201,7 @@ def _carry_on(
                 engine,
                 experiment.plan,
                 seed=experiment.seed,
+                auxiliary=None if public is None else experiment.public(public, images),
                 state=start.state.map(lambda leaf: leaf.to(experiment.device)),
                 round=start.round,
                 observe=recorder,
@@ -207,6 +214,11 @@ def _carry_on(
 
         first_look(folder, folder.figures / "run")
     return result
+
+
+def public_images(experiment: Experiment) -> Images | None:
+    """What the server has of its own, where the method needs it."""
+    return experiment.auxiliary.load() if experiment.needs_public_data and experiment.auxiliary else None
 
 
 def label_counts(federation: Federation, classes: int) -> list[list[int]]:
@@ -228,10 +240,11 @@ def _engine(experiment: Experiment, net, federation, folder: RunFolder, round: i
 
 def _same_origin(before: dict[str, Any], now: dict[str, Any]) -> None:
     """Other data or another split would silently be another experiment."""
-    if before["data"]["sha256"] != now["data"]["sha256"]:
-        raise BadInput(
-            f"the data of this run have changed: {before['data']['name']} had another checksum when it began"
-        )
+    for part in ("data", "auxiliary"):
+        if part in now and before[part]["sha256"] != now[part]["sha256"]:
+            raise BadInput(
+                f"the {part} of this run have changed: {before[part]['name']} had another checksum when it began"
+            )
     if before["split_hash"] != now["split_hash"]:
         raise BadInput("the split of this run cannot be made again: its hash differs from the one in passport.json")
 
@@ -268,6 +281,8 @@ class Recorder:
         self.metrics, self.bytes = folder.tables()
         privacy = folder.path / "privacy.json"
         self.disclosure = Disclosure(privacy, experiment.timetable(), experiment.clients, experiment.seed)
+        limit = experiment.transcript
+        self.transcript = Recording(folder.path / "transcript", limit, start.round) if limit else None
         for table in (self.metrics, self.bytes):
             table.cut(start.round)
         self._began = time.perf_counter() - start.seconds
@@ -287,6 +302,7 @@ class Recorder:
         self.metrics.add([(server.round, None, "", "", "", "seconds", seconds - self._last_round)])
         self._last_round = seconds
         self.disclosure.book(job, replies)
+        full = self.transcript.add(job, replies) if self.transcript else ""  # before the checkpoint: no gap if killed
         stops = self.disclosure.overspends(server.round + 1) is not None
         due = any(_due(server.round, every) for every in (self.experiment.checkpoint, self.experiment.keep))
         if last or stops or due:
@@ -295,7 +311,7 @@ class Recorder:
             self.metrics.flush()
             self.bytes.flush()
             self.folder.save(Checkpoint(server.round, server.state, self.ledger, seconds), self.experiment.keep)
-        for note in job.stage.algorithm.notes(replies):
+        for note in [*job.stage.algorithm.notes(replies), *([full] if full else [])]:
             self.folder.log(f"note: {note}")
             self.watcher.note(note)
         accuracy, loss = self._look or (None, None)

@@ -3,11 +3,17 @@
 from .apfl import APFL
 from .ditto import Ditto
 from .fedau import FedAU
+from .fedaux import FedAux
 from .fedavg import FedAvg
 from .fedavgm import FedAvgM
 from .fedbn import FedBN
 from .feddecorr import FedDecorr
+from .feddf import FedDF
+from .feddisco import FedDISCO
 from .feddyn import FedDyn
+from .fedfed import FedFed
+from .fedftg import FedFTG
+from .fedgen import FedGen
 from .fedmtl import FedMTL
 from .fednova import FedNova
 from .fedper import FedPer
@@ -30,11 +36,17 @@ ALGORITHMS = {
     "apfl": APFL,
     "ditto": Ditto,
     "fedau": FedAU,
+    "fedaux": FedAux,
     "fedavg": FedAvg,
     "fedavgm": FedAvgM,
     "fedbn": FedBN,
     "feddecorr": FedDecorr,
+    "feddf": FedDF,
+    "feddisco": FedDISCO,
     "feddyn": FedDyn,
+    "fedfed": FedFed,
+    "fedftg": FedFTG,
+    "fedgen": FedGen,
     "fedmtl": FedMTL,
     "fednova": FedNova,
     "fedper": FedPer,
@@ -63,11 +75,17 @@ __all__ = [
     "SPATL",
     "Ditto",
     "FedAU",
+    "FedAux",
     "FedAvg",
     "FedAvgM",
     "FedBN",
+    "FedDF",
+    "FedDISCO",
     "FedDecorr",
     "FedDyn",
+    "FedFTG",
+    "FedFed",
+    "FedGen",
     "FedMTL",
     "FedNova",
     "FedPer",

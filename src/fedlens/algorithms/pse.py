@@ -34,8 +34,8 @@ class PSE(FedPer):
     under the client's own classifier; both predictions count, and their attentions exchange queries. Prediction is by
     the local network alone. The paper's ablations are excite=none (v1), attention=self (v2), model.position=false (v3).
 
-    Attention needs a network with maps(x), project(maps), attend(query, key, value, maps) and embed(attended), such as
-    pse_net; others are trained with attention=self, and need a convolution to be excited.
+    A network needs maps(x), project(maps), attend(query, key, value, maps) and embed(attended), as pse_net has. Others
+    have no queries to exchange: attention=self excites their convolutions and nothing else.
 
     Differs from the paper, which contradicts itself: scores are means (sums saturate the sigmoid), the threshold is
     each layer's own, and a channel is excited only where the difference is more than zero.
@@ -44,7 +44,7 @@ class PSE(FedPer):
     private: Part = "classifier"  # none: averaged like the extractor
     xi: Share = 0.01  # how far an excited filter, with its bias, moves to the global one
     excite: Literal["direct", "penalty", "none"] = "direct"  # after the step (eq. 4), or xi/2 |.|^2 in the loss (eq. 8)
-    attention: Literal["auto", "cross", "self"] = "auto"  # auto: cross where the network has attention
+    attention: Literal["cross", "self"] = "cross"  # self: each model by itself
     cam: Literal["gradcam", "gradcam++", "scorecam"] = "gradcam"  # what a channel's evidence is
     score: Literal["logit", "prob"] = "logit"  # of the true class
     score_path: Literal["cross", "self"] = "cross"  # whose scores: those of training, or of each model alone
@@ -64,13 +64,14 @@ class PSE(FedPer):
 
     def crosses(self, net: Network) -> bool:
         """Whether queries are exchanged."""
-        missing = [part for part in PARTS if not hasattr(net.module, part)]
-        if missing and self.attention == "cross":
+        if self.attention == "self":
+            return False
+        if missing := [part for part in PARTS if not hasattr(net.module, part)]:
             raise BadInput(
-                f"pse with attention=cross needs a network with {', '.join(PARTS)}, and this one lacks "
-                f"{', '.join(missing)}; use model=pse_net, or algorithm.attention=self for excitation alone"
+                f"pse exchanges queries between networks with {', '.join(PARTS)}, and this one lacks "
+                f"{', '.join(missing)}: use model=pse_net, or algorithm.attention=self for excitation alone"
             )
-        return not missing and self.attention != "self"
+        return True
 
     def step(self, client, local, batch):
         net, received = client.net, client.received.model

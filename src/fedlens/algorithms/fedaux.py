@@ -1,0 +1,233 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..core.algorithm import Errand, Server
+from ..core.batches import Dataset, Shard, plan
+from ..core.evaluate import pieces
+from ..core.fields import Count, Number, Open, Positive
+from ..core.network import Network
+from ..core.optimizer import Adam
+from ..core.rng import fold, generator, key, normal, uniform
+from ..core.tree import Tree, grad
+from ..models.generators import first_weights, head_shape, passed, structure
+from ..privacy.gaussian import analytic_sigma, classic_sigma
+from ..privacy.statement import SEEDED, Statement
+from .feddf import FedDF, logits, public, teachers
+
+
+@dataclass(frozen=True)
+class FedAux:
+    """Sattler et al., 2021: FedDF in which a client's model counts more on public images that are like its own.
+
+    The server trains the first model on public images without labels (SimCLR). With it every client tells its images
+    from some of the public ones by logistic regression, adds noise to that, and sends its score of the others, once.
+
+    Needs what others do not: public data (auxiliary=...), which reach clients as the first model's features, and much
+    training at the server, before the first round and after each.
+
+    Differs from the paper: features have norm one each and there is no intercept, so that the bound behind the noise
+    holds; epsilon of one or more takes the noise that is proven for it. Differs as FedDF does.
+    """
+
+    pretrain_steps: Number = 2000  # of SimCLR
+    pretrain_batch: Count = 256
+    pretrain_lr: Positive = 1e-3  # of Adam
+    negatives: Open = 0.2  # part of the public images that clients tell theirs from; the rest are distilled on
+    regularisation: Positive = 0.01  # lambda
+    epsilon: Positive = 0.1
+    delta: Open = 1e-5
+    steps: Number = 300  # of distillation after each round: about one epoch of 40,000 images
+    batch: Count = 128
+    lr: Positive = 1e-3
+
+    def stages(self, plan):
+        training = ByLikeness(steps=self.steps, batch=self.batch, lr=self.lr)
+        for stage in training.stages(plan):
+            yield replace(stage.errand(Score(base=stage.algorithm, by=self)), fresh=stage.fresh)
+            yield replace(stage, fresh=False)
+
+    def sigma(self, examples: int) -> float:
+        """Of the noise on each coefficient, when so many examples, own and public, were fitted."""
+        calibrate = classic_sigma if self.epsilon < 1 else analytic_sigma
+        return calibrate(self.epsilon, self.delta, 2 / (examples * self.regularisation))
+
+    def scores(self, own: Tensor, negatives: Tensor, others: Tensor, seed: Tensor) -> Tensor:
+        """[others] how sure the noisy regression is that these features are of the client's kind."""
+        x = torch.cat([own, negatives]).double()
+        sign = torch.cat([x.new_ones(len(own)), -x.new_ones(len(negatives))])
+        fitted = logistic(x, sign, self.regularisation)
+        noisy = fitted + self.sigma(len(x)) * normal(seed, len(fitted)).to(fitted)
+        return (others.double() @ noisy).sigmoid().float()
+
+
+@dataclass(frozen=True)
+class Score(Errand):
+    """Every client scores the public images. down: as its base, features of public images once; up: scores, ticket
+
+    memory: ticket, a number by which the server finds a client's scores again
+    """
+
+    by: FedAux = FedAux()
+
+    judged: ClassVar = ()  # no model moves
+    needs_public_data: ClassVar = True
+
+    def setup(self, server):
+        data, by = public(server, "fedaux"), self.by
+        state = self.base.setup(server)
+        model = pretrained(server, state.model, data, by)
+        order = torch.randperm(len(data), generator=generator(key(server.key, "public"))).to(data.x.device)
+        cut = round(by.negatives * len(data))
+        shared = {
+            name: features(server.net, model, Shard(data, index))
+            for name, index in (("negatives", order[:cut]), ("others", order[cut:]))
+        }
+        return state.replace(model=model, shared=Tree(shared), distil=order[cut:])
+
+    def finish(self, client, local):
+        own = features(client.net, client.received.model, client.data)
+        seed = fold(torch.tensor(client.key, device=own.device), "noise")
+        scores = self.by.scores(own, client.shared.negatives, client.shared.others, seed)
+        ticket = torch.tensor(client.key)
+        return Tree(scores=scores, ticket=ticket), Tree(ticket=ticket)
+
+    def aggregate(self, server, uploads):
+        found = {name: torch.stack([upload[name] for upload in uploads]) for name in ("scores", "ticket")}
+        kept = Tree(
+            {name: entry for name, entry in server.state.items() if name != "shared"}
+        )  # they have done their work
+        return kept.replace(scores=found["scores"], tickets=found["ticket"])
+
+    def statement(self) -> Statement:
+        by = self.by
+        return Statement(
+            release="a client's scores of public images, by a logistic regression of its images against others; once",
+            mechanism="Gaussian: noise on the coefficients of a regularised regression, proportional to 1/(n lambda)",
+            unit="one image",
+            adjacency="an image of the client is replaced by any other",
+            sensitivity=f"2/(n lambda) for n images, own and public, of norm one; lambda is {by.regularisation:g}",
+            epsilon=by.epsilon,
+            delta=by.delta,
+            holds=True,
+            because="the regression is solved to rounding; labels are not used",
+            randomness=SEEDED,
+            not_covered=("model updates, which leave as they are", "n, the number of a client's images"),
+            details={"sigma_of_10000_images": by.sigma(10_000)},
+        )
+
+
+@dataclass(frozen=True)
+class ByLikeness(FedDF):
+    """FedAux's training. down: model; up: delta, ticket, weight; memory: ticket"""
+
+    def initial_memory(self, client):
+        return super().initial_memory(client).replace(ticket=torch.tensor(-1))
+
+    def finish(self, client, local):
+        upload, memory = super().finish(client, local)
+        return upload.replace(ticket=client.memory.ticket), memory
+
+    def chosen(self, server, data):
+        return server.state.distil
+
+    def ensemble(self, server, uploads, data, chosen, seen):
+        """[seen, classes] logits of the clients' models, each weighed by its own score of the image."""
+        total = counted = 0.0
+        tickets = server.state.tickets.tolist()
+        for upload, teacher in zip(uploads, teachers(server, uploads), strict=True):
+            score = server.state.scores[tickets.index(int(upload.ticket))][seen.to(server.state.scores.device), None]
+            said = logits(server.net, teacher, Shard(data, chosen[seen]))
+            total, counted = total + score.to(said) * said, counted + score.to(said)
+        assert isinstance(total, Tensor) and isinstance(counted, Tensor)
+        return total / counted.clamp(min=torch.finfo(total.dtype).tiny)
+
+
+# ---- telling images apart --------------------------------------------------------------------------------------------
+def features(net: Network, weights: Tree, shard: Shard) -> Tensor:
+    """[images, width] each of norm one, in pieces."""
+    width, _ = head_shape(net, "fedaux")
+    with torch.no_grad():
+        found = [F.normalize(net.look(weights, piece.x).features.flatten(1)) for piece in pieces(shard)]
+    return torch.cat(found) if found else next(iter(weights.params.values())).new_zeros(0, width)
+
+
+def logistic(x: Tensor, sign: Tensor, regularisation: float) -> Tensor:
+    """The minimiser of mean log(1 + exp(-sign <w, x>)) + regularisation/2 |w|^2, by Newton's method."""
+
+    def value(w: Tensor) -> Tensor:
+        return F.softplus(-sign * (x @ w)).mean() + regularisation / 2 * w.square().sum()
+
+    w = x.new_zeros(x.shape[1])
+    for _ in range(100):
+        wrong = torch.sigmoid(-sign * (x @ w))
+        slope = regularisation * w - (wrong * sign) @ x / len(x)
+        if slope.norm() < 1e-12:
+            break
+        curve = (x * (wrong * (1 - wrong) / len(x))[:, None]).T @ x
+        curve.diagonal().add_(regularisation)
+        way, length = torch.linalg.solve(curve, slope), 1.0
+        while length > 1e-9 and value(w - length * way) > value(w) - 1e-4 * length * (slope @ way):
+            length /= 2
+        w = w - length * way
+    return w
+
+
+# ---- the first model -------------------------------------------------------------------------------------------------
+class Projection(nn.Sequential):
+    """From features to where SimCLR compares them; thrown away afterwards."""
+
+    def __init__(self, width: int):
+        super().__init__(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 128))
+
+
+def pretrained(server: Server, model: Tree, data: Dataset, by: FedAux) -> Tree:
+    """Chen et al., 2020: two views of one image are told from all others. The head stays as it was."""
+    net, (width, _) = server.net, head_shape(server.net, "fedaux")
+    like = next(iter(model.params.values()))
+    model = model.clone()
+    projection = first_weights(Projection, width, seed=key(server.key, "projection"), like=like)
+    both, descent = Tree(body=model.params, projection=projection.params), Adam(by.pretrain_lr)
+    state = descent.init(both)
+    size = min(by.pretrain_batch, max(len(data), 1))
+    for t, row in enumerate(plan(len(data), size, key(server.key, "pretrain"), steps=by.pretrain_steps).rows):
+        seed = torch.tensor(key(server.key, "views", t), device=like.device)
+        x = Shard(data, row).x
+        params = both.map(lambda leaf: leaf.detach().requires_grad_())
+        with torch.enable_grad():
+            pair = torch.cat([view(x, fold(seed, name)) for name in ("one", "other")])
+            out = net.look(model.replace(params=params.body), pair, train=True, key=fold(seed, "network"))
+            seen = structure(Projection, width).call(
+                projection.replace(params=params.projection), passed, out.features.flatten(1)
+            )
+            grads = grad(contrast(seen), params)
+        descent.update_(both, grads, state)
+    return model
+
+
+def contrast(seen: Tensor, temperature: float = 0.5) -> Tensor:
+    """Cross-entropy of finding an image's other view; the first half are the ones, the second the others."""
+    seen, half = F.normalize(seen), len(seen) // 2
+    alike = (seen @ seen.T / temperature).masked_fill(torch.eye(len(seen), dtype=torch.bool, device=seen.device), -1e9)
+    other = torch.arange(len(seen), device=seen.device).roll(half)
+    return F.cross_entropy(alike, other)
+
+
+def view(x: Tensor, seed: Tensor) -> Tensor:
+    """A random piece of each image at full size, perhaps mirrored, brighter, of more contrast, or grey."""
+    count = len(x)
+    drawn = uniform(seed, 7, count).to(x)
+    side = (0.2 + 0.8 * drawn[0]).sqrt()
+    mirrored = torch.where(drawn[1] < 0.5, -side, side)
+    away = (2 * drawn[2:4] - 1) * (1 - side)
+    zero = torch.zeros_like(side)
+    where = torch.stack([mirrored, zero, away[0], zero, side, away[1]], 1).view(count, 2, 3)
+    x = F.grid_sample(x, F.affine_grid(where, list(x.shape), align_corners=False), align_corners=False)
+    bright, strong, grey = ((0.8 * drawn[4] - 0.4), 0.6 + 0.8 * drawn[5], drawn[6] < 0.2)
+    x = x * strong.view(-1, 1, 1, 1) + bright.view(-1, 1, 1, 1)
+    return torch.where(grey.view(-1, 1, 1, 1), x.mean(1, keepdim=True).expand_as(x), x)

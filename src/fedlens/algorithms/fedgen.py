@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..core.algorithm import Algorithm, Server
+from ..core.fields import Count, NonNegative, Number, Positive, Share
+from ..core.network import Network
+from ..core.objective import weighted
+from ..core.optimizer import Adam
+from ..core.rng import fold, key, normal, uniform
+from ..core.tree import Tree, grad
+from ..models.generators import LatentGenerator, diversity, first_weights, head_shape, passed, structure
+from .feddf import check_whole
+from .feddisco import label_counts
+
+
+@dataclass(frozen=True)
+class FedGen(Algorithm):
+    """Zhu, Hong & Zhou, 2021: the server learns to make up features of each class, which clients learn from, too.
+
+    down: model, generator, strength; up: delta, counts, weight; memory: nothing
+
+    A client's loss is its own + beta KL(its head on features made for its labels || its predictions) + alpha
+    cross-entropy of its head on features made for any labels; from the second round on, and ever weaker.
+
+    Needs what others do not: label counts of the clients of each round, `steps` small steps at the server, and the
+    generator's bytes on the way down.
+
+    Differs from the released code: labels to make up are all classes alike, in all local epochs; Adam starts anew each
+    round.
+    """
+
+    alpha: NonNegative = 10.0
+    beta: NonNegative = 10.0
+    decay: Share = 0.98  # of alpha, beta and the generator's rate, per round
+    least: NonNegative = 1e-5  # that alpha and beta are multiplied by
+    noise: Count = 32  # dimensions
+    hidden: Count = 256
+    steps: Number = 50  # of the generator, after each round
+    batch: Count = 32  # features that are made at a time
+    lr: Positive = 3e-4
+    weight_decay: NonNegative = 1e-2
+
+    # ---- server ----
+    def setup(self, server):
+        check_whole(server.net, "fedgen")
+        state = super().setup(server)
+        like = next(iter(state.model.params.values()))
+        generator = first_weights(
+            LatentGenerator, *self.sizes(server.net), seed=key(server.key, "generator"), like=like
+        )
+        return state.replace(generator=generator, turns=torch.tensor(0))
+
+    def sizes(self, net: Network) -> tuple[int, int, int, int]:
+        """Of the generator: classes, width, noise, hidden."""
+        width, classes = head_shape(net, "fedgen")
+        return classes, width, self.noise, self.hidden
+
+    def broadcast(self, server):
+        turns = int(server.state.turns)
+        strength = max(self.decay**turns, self.least) if turns else 0.0  # at first the generator knows nothing
+        like = next(iter(server.state.model.params.values()))
+        return super().broadcast(server).replace(generator=server.state.generator, strength=like.new_tensor(strength))
+
+    def aggregate(self, server, uploads):
+        state = super().aggregate(server, uploads)
+        return state.replace(generator=self.taught(server, uploads), turns=server.state.turns + 1)
+
+    def taught(self, server: Server, uploads: Sequence[Tree]) -> Tree:
+        """The generator after this round's steps."""
+        net, generator = server.net, server.state.generator.clone()
+        shares = class_shares(uploads).to(next(iter(generator.params.values())))
+        # The rest of a client's model has no say in it, so that one model and the heads are all there is in memory.
+        mine = server.state.model.select(lambda name: name in net.head)
+        heads = [mine + upload.delta.select(lambda name: name in net.head) for upload in uploads]
+        descent = Adam(self.lr * self.decay ** int(server.state.turns), weight_decay=self.weight_decay)
+        descending = descent.init(generator.params)
+        for step in range(self.steps):
+            seed = torch.tensor(key(server.key, "features", step), device=shares.device)
+            y = any_labels(fold(seed, "labels"), self.batch, shares.shape[1])
+            params = generator.params.map(lambda leaf: leaf.detach().requires_grad_())
+            with torch.enable_grad():
+                noise = normal(fold(seed, "noise"), self.batch, self.noise).to(shares)
+                made = self.made(net, generator.replace(params=params), noise, y, train=True)
+                loss = diversity(noise, made)
+                for head, share in zip(heads, shares, strict=True):
+                    said = net.call(server.state.model | head, _head, made).to(made)
+                    loss = loss + (share[y] * F.cross_entropy(said, y, reduction="none")).mean()
+                grads = grad(loss, params)
+            descent.update_(generator.params, grads, descending)
+        return generator
+
+    def made(self, net: Network, generator: Tree, noise: Tensor, y: Tensor, *, train: bool = False) -> Tensor:
+        """Features for these labels."""
+        return structure(LatentGenerator, *self.sizes(net)).call(generator, passed, noise, y, train=train)
+
+    # ---- client ----
+    def loss(self, client, weights, batch, out):
+        loss, received = super().loss(client, weights, batch, out), client.received
+
+        def head(purpose: str, y: Tensor) -> Tensor:
+            noise = normal(fold(batch.key, f"noise for {purpose}"), len(y), self.noise).to(out.logits)
+            made = self.made(client.net, received.generator, noise, y)
+            key = fold(batch.key, f"head on {purpose}")
+            return client.net.call(weights, _head, made, train=True, key=key).to(out.logits)
+
+        if self.beta:
+            with torch.no_grad():
+                target = head("own labels", batch.y).softmax(1)
+            apart = F.kl_div(out.logits.log_softmax(1), target, reduction="none").sum(1)
+            loss = loss + self.beta * received.strength * weighted(apart, batch)
+        if self.alpha:
+            y = any_labels(fold(batch.key, "labels"), self.batch, out.logits.shape[1])
+            loss = loss + self.alpha * received.strength * F.cross_entropy(head("any labels", y), y)
+        return loss
+
+    def finish(self, client, local):
+        upload, memory = super().finish(client, local)
+        return upload.replace(counts=label_counts(client)), memory
+
+
+def _head(module, features: Tensor) -> Tensor:
+    return module.head(features)
+
+
+def any_labels(seed: Tensor, count: int, classes: int) -> Tensor:
+    """All classes alike."""
+    return (uniform(seed, count) * classes).long().clamp(max=classes - 1)
+
+
+def class_shares(uploads: Sequence[Tree]) -> Tensor:
+    """[clients, classes] what part of a class's examples each client of the cohort has."""
+    counts = torch.stack([upload.counts for upload in uploads]).double()
+    return counts / counts.sum(0).clamp(min=1)

@@ -1,0 +1,1 @@
+"""Attacks on what a server really receives: a transcript and stated knowledge in, a verdict out."""

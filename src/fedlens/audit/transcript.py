@@ -1,0 +1,125 @@
+"""What crossed between server and clients, kept as it was sent: all that an adversary at the server can look at."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..core.algorithm import Stage
+from ..core.errors import BadInput
+from ..core.memories import write_whole
+from ..core.run import Job, Reply
+from ..core.tree import Tree
+from ..core.wire import decode, encode, header, notes
+
+_MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """One round as it was seen at the server."""
+
+    round: int  # counted from 0
+    at: int  # of the stage
+    stage: Stage  # the protocol, which everybody knows
+    download: Tree
+    shared: Tree
+    replies: Mapping[int, Tree]  # client -> what it sent, after its uplink
+
+
+class Recording:
+    """Writes rounds as they cross, one file each, from the first one on until `limit` MiB are full."""
+
+    def __init__(self, folder: Path, limit: float, round: int):
+        """`round`: as many are done; what was recorded of later ones is recorded again."""
+        self.folder, self.limit = folder, limit * _MIB
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in recorded(folder):
+            if int(path.stem) > round:
+                path.unlink()
+        self.rounds = len(recorded(folder))
+        self.spent = sum(path.stat().st_size for path in recorded(folder))
+        self.version = _version(recorded(folder)[-1]) if self.rounds else ""
+        self._last: tuple[Tree, str] = Tree(), ""
+
+    def add(self, job: Job, replies: Sequence[Reply]) -> str:
+        """A sentence when this was the first round that there is no room for."""
+        if self.rounds != job.round:  # a gap would hide from an audit what it missed
+            return ""
+        version = self._version_of(job.shared)
+        tree = Tree(
+            download=job.download,
+            replies=Tree({str(reply.client): reply.upload for reply in replies}),
+            shared=job.shared if version != self.version else Tree(),
+        )
+        if self.spent + len(header(tree)) + tree.nbytes > self.limit:
+            return (
+                f"the transcript is full after {self.rounds} rounds ({self.spent / _MIB:.1f} of "
+                f"{self.limit / _MIB:g} MiB) and records no more; a larger transcript= holds more"
+            )
+        data = encode(tree, shared=version, at=str(job.at))
+        write_whole(self.folder / f"{job.round + 1:06d}.safetensors", data)
+        self.rounds, self.spent, self.version = self.rounds + 1, self.spent + len(data), version
+        return ""
+
+    def _version_of(self, shared: Tree) -> str:
+        """Found once for each tree: all shared images may be hundreds of megabytes."""
+        if shared and self._last[0] is not shared:
+            self._last = shared, hashlib.sha256(encode(shared)).hexdigest()[:16]
+        return self._last[1] if shared else ""
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """The rounds that were recorded, read one at a time; and what the server holds itself."""
+
+    folder: Path
+    stages: Sequence[Stage]  # of every round of the run
+    state: Tree  # of the server, after the last round that is done
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if not recorded(self.folder):
+            raise BadInput(
+                f"{self.folder.parent} has no transcript: an audit attacks what the server received, so run it again "
+                "with transcript=1000 (MiB)"
+            )
+
+    def __len__(self) -> int:
+        return len(recorded(self.folder))
+
+    def __iter__(self) -> Iterator[Crossing]:
+        return (self[round] for round in range(len(self)))
+
+    def __getitem__(self, round: int) -> Crossing:
+        path = self._path(round)
+        tree = self._tree(path)
+        shared = tree.shared
+        if (version := _version(path)) and not shared:  # it was sent in an earlier round
+            first = next(n for n in range(round) if _version(self._path(n)) == version)
+            shared = self._tree(self._path(first)).shared
+        replies = {int(client): upload for client, upload in tree.replies.items()}
+        at = int(notes(path.read_bytes())["at"])
+        return Crossing(round, at, self.stages[round], tree.download, shared, dict(sorted(replies.items())))
+
+    def _path(self, round: int) -> Path:
+        return self.folder / f"{round + 1:06d}.safetensors"
+
+    def _tree(self, path: Path) -> Tree:
+        try:
+            return decode(path.read_bytes()).map(lambda leaf: leaf.to(self.device))
+        except Exception:  # whatever a damaged file makes the library raise
+            raise BadInput(f"{path} is damaged: it is no record of a round") from None
+
+
+def recorded(folder: Path) -> list[Path]:
+    return sorted(folder.glob("??????.safetensors"))
+
+
+def _version(path: Path) -> str:
+    """Of the shared data that the clients had in this round."""
+    with open(path, "rb") as file:
+        length = file.read(8)
+        return notes(length + file.read(int.from_bytes(length, "little")))["shared"]
