@@ -44,7 +44,7 @@ COMMANDS = [
 def test_commands_of_the_readme(words, place):
     if any(word.startswith("data=fashion") for word in words) and not os.environ.get("FEDLENS_DATA"):
         pytest.skip("Fashion-MNIST is found through FEDLENS_DATA, which is not set")
-    few = [*SMALL, "engine=sequential"] if words[0] == "run" else []
+    few = {"run": [*SMALL, "engine=sequential"], "reproduce": ["--dry-run"]}.get(words[0], [])
     run("-m", "fedlens", *words, *few, cwd=place)
 
 
