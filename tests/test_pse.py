@@ -32,7 +32,6 @@ from fedlens.engines.lanes import Lanes
 from fedlens.engines.sequential import Sequential
 from fedlens.models import pse_net
 from fedlens.models.pse_net import PseNet
-from small import federation as small_federation
 from small import network as small_network
 from small import same
 
@@ -527,15 +526,17 @@ def test_the_split_of_pse_is_there_for_others():
 
 
 def test_a_network_without_attention():
-    """auto trains it with excitation alone; asking for the exchange is refused in one sentence."""
-    stage = replace(STAGE, rounds=1)
-    data = small_federation((5, 4, 3))
-    found = [by_package(PSE(xi=0.5, attention=how), small_network(), data, stage=stage)[0] for how in ("auto", "self")]
-    assert same(*found)
-    with pytest.raises(
-        BadInput, match=r"attention=cross needs a network with maps, project, attend, embed.*model=pse_net"
-    ):
-        by_package(PSE(attention="cross"), small_network(), data, stage=stage)
+    """Refused in one sentence, unless excitation alone is asked for."""
+    from fedlens.models import MODELS
+
+    with seeded(0):
+        net = Network(MODELS["cnn2"]().build(CLASSES, 1, SIDE), "fp64")
+    with pytest.raises(BadInput, match=r"lacks maps, project, attend, embed: use model=pse_net, or .*attention=self"):
+        by_package(PSE(), net, federation())
+    excited, not_excited = (
+        by_package(PSE(xi=0.5, attention="self", excite=how), net, federation((3, 2)))[0] for how in ("direct", "none")
+    )
+    assert not same(excited, not_excited)
 
 
 def test_a_network_without_convolutions():
@@ -544,8 +545,8 @@ def test_a_network_without_convolutions():
     with seeded(0):
         net = Network(MODELS["mlp"](hidden=4).build(CLASSES, 1, SIDE), "fp64")
     with pytest.raises(BadInput, match=r"pse excites convolutions, and this network has none"):
-        by_package(PSE(), net, federation())
-    state, *_ = by_package(PSE(excite="none"), net, federation())
+        by_package(PSE(attention="self"), net, federation())
+    state, *_ = by_package(PSE(attention="self", excite="none"), net, federation())
     assert all(leaf.isfinite().all() for leaf in state.leaves())
 
 

@@ -83,7 +83,8 @@ def own_models(
         client, batches = engine.open(job, number)
         client = replace(client, memory=client.memory.map(lambda leaf: leaf.to(device)))
         after = engine.local_training(job, number, client, batches) if trained and client.steps else None
-        yield number, algorithm.personal(client, after)
+        model = algorithm.personal(client, after)
+        yield number, Tree(params=model.params, buffers=model.buffers)
 
 
 def newest(folder: RunFolder) -> Checkpoint:
