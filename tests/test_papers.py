@@ -452,7 +452,10 @@ SKETCH = {
 
 
 def test_every_figure_is_drawn(tmp_path):
-    figures = {name.partition("/")[2]: one for name, one in reproducible().items() if isinstance(one, Figure)}
+    known = reproducible().items()
+    figures = {
+        n.removeprefix("fedsls/"): one for n, one in known if n.startswith("fedsls/") and isinstance(one, Figure)
+    }
     assert figures.keys() == SKETCH.keys()
     for name, words in SKETCH.items():
         files = figures[name].draw(["data=mnist5k", "model=cnn2", "clients=5", "cohort=2", *words], 4, tmp_path / name)

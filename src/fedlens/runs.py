@@ -227,7 +227,19 @@ def _free_name(experiment: Experiment) -> Path:
 
 def config_hash(config: dict[str, Any]) -> str:
     """Of all that can change a result: not of where and how it runs."""
-    elsewhere = ("out", "engine", "workers", "lanes", "compile", "residency", "memory", "checkpoint", "keep", "picture")
+    elsewhere = (
+        "out",
+        "engine",
+        "workers",
+        "lanes",
+        "compile",
+        "residency",
+        "memory",
+        "checkpoint",
+        "keep",
+        "picture",
+        "transcript",
+    )
     science = {k: v for k, v in config.items() if k not in elsewhere}
     return _digest(json.dumps(science, sort_keys=True).encode())
 

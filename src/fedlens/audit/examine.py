@@ -42,8 +42,8 @@ ATTACKS: dict[str, Attack] = {
     "idlg": GradientInversion("idlg"),
     "labels": LabelLeakage(),
 }
-# Clients' own models never cross: who asks them has more than the server.
-USUAL = tuple(name for name in ATTACKS if not name.endswith("personal"))
+# Clients' own models never cross: who asks them has more than the server. dlg is idlg without the labels.
+USUAL = tuple(name for name in ATTACKS if name != "dlg" and not name.endswith("personal"))
 _RATES = (0.01, 0.001)
 _CLIENTS = 5  # whose candidates are asked about
 

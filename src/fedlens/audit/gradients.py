@@ -61,7 +61,8 @@ class GradientInversion(Attack):
         source = "the control variate is the gradient itself" if seen[0].source == "control" else ""
         crosses = sum(float(leaf.sum()) for leaf in seen[0].seen.leaves())
         crosses /= sum(leaf.numel() for leaf in seen[0].weights.params.leaves())
-        part = f"{100 * crosses:.0f} % of the gradient crosses" if crosses < 1 else ""
+        part = f"{100 * crosses:.1f} % of the gradient crosses" if crosses < 1 else ""
+        alone = "one image alone has no interval" if len(originals) == 1 else ""
         return Verdict(
             name,
             self.threat,
@@ -71,7 +72,7 @@ class GradientInversion(Attack):
             merged(results["undefended"]),
             len(originals),
             knowledge.seeds,
-            notes=tuple(note for note in (source, part) if note),
+            notes=tuple(note for note in (source, part, alone) if note),
             gallery=gallery,
         )
 

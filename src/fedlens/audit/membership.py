@@ -43,7 +43,7 @@ def models(transcript: Transcript, prior: Prior, target: Target) -> Mapping[int,
         raise Inapplicable("there is no global model") from None
     if {path for path, _ in model.paths()} != whole:
         raise Inapplicable("there is no whole global model: clients keep a part of it")
-    return dict.fromkeys(prior.candidates, model)
+    return {client: model for client in prior.candidates}
 
 
 def _last_upload(transcript: Transcript, prior: Prior, client: int) -> Tree | None:

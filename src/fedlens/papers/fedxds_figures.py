@@ -131,10 +131,8 @@ def membership_over_epsilon(words: Sequence[str], images: int, path: Path) -> li
 
 def inversion_over_sparsity(words: Sequence[str], images: int, path: Path) -> list[Path]:
     """Figure 2b: SSIM of what a denoising autoencoder recovers, over sparsity and epsilon, and the pictures."""
-    made, attack = (
-        _prepared(words, images, path),
-        FeatureInversion(images=min(images, 500), steps=1000, width=32, copies=2),
-    )
+    made = _prepared(words, images, path)
+    attack = FeatureInversion(images=min(images, 500), copies=2, steps=max(images // 2, 1), width=32)
     found, rows = {}, {"original": made.prior.pixels(made.members.x[:8]).cpu()}
     for epsilon in (5.0, 20.0):
         for sparsity in SPARSITIES:
