@@ -1,0 +1,1 @@
+"""Real federations: the same experiment over Flower's SuperLink and SuperNodes."""

@@ -1,0 +1,45 @@
+"""The ClientApp: opens Flower's message, has it answered, and puts the answer into Flower's reply.
+
+Imports nothing heavy: Flower starts a new Python for every task, and where a warm process answers that is all it costs.
+"""
+
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from .letters import Letter, from_records, to_records
+from .warm import ask
+
+app = ClientApp()
+
+
+def _answer(message: Message, context: Context) -> Message:
+    letter = from_records(message.content)
+    socket = str(context.node_config.get("warm", ""))
+    reply = ask(socket, letter) if socket else None
+    if reply is None:
+        reply = _answer_here(letter, context)
+    return Message(to_records(reply), reply_to=message)
+
+
+def _answer_here(letter: Letter, context: Context) -> Letter:
+    from ..core.errors import BadInput
+    from .node import Node
+    from .trainer import Trainer
+
+    try:
+        node = Node.of(context.node_config)
+    except BadInput as error:
+        return Letter({"refused": str(error)}, {})
+    kept = from_records(context.state).trees if "notes" in context.state else {}
+    reply, keep = Trainer(node).answer(letter, kept)
+    if not node.storage:
+        context.state = to_records(Letter({}, keep))
+    return reply
+
+
+app.train()(_answer)
+app.query()(_answer)

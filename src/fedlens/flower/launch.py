@@ -1,0 +1,357 @@
+"""A federation's folder: what `fedlens deploy` writes into it, the command lines it prints, and a trial on one machine.
+
+DIR/authority/  ca.key, ca.crt        stays with whoever runs the federation
+DIR/server/     the Flower app, certificate, the nodes' public keys, the run
+DIR/nodes/N/    all that node N needs, to be copied to its machine: node.yaml, its key, its certificate, ca.crt
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import BadInput, RunFailed
+
+# Telemetry, the question for updates and installing packages at run time are off unless somebody turns them on.
+ENVIRONMENT = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",  # seconds; Flower's own second would be most of a small task
+    "OMP_NUM_THREADS": "1",
+}
+_CONNECTION = "fedlens"  # what the SuperLink is called in Flower's config.toml
+_APP = """\
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "fedlens-federation"
+version = "1.0.0"
+license = "Apache-2.0"
+dependencies = ["fedlens[flower]"]
+
+[tool.hatch.build.targets.wheel]
+packages = ["."]
+
+[tool.flwr.app]
+publisher = "fedlens"
+
+[tool.flwr.app.components]
+serverapp = "federation.server_app:app"
+clientapp = "federation.client_app:app"
+
+[tool.flwr.app.config]
+settings = {settings}
+wait = 600.0  # seconds until all nodes must be there
+patience = 600.0  # seconds until a node must have answered in a round
+"""
+_NODE = """\
+# Node {client}: this file is its owner's. `fedlens deploy node` reads it; the server never does.
+client: {client}
+storage: {storage}
+device: auto
+# data: {{is: folder, path: /path/to/images}}   # without it: part {client} of the experiment's data, as in a simulation
+policy:
+  algorithms: []       # names such as [fedavg, scaffold]; none: all that this node's fedlens has
+  raw_derived: false   # true: more than model updates may leave (FedXDS: masked images; FedSLS: a number)
+  epsilon: null        # at most, of a run: the server must then use uplink=dp, and this node draws the noise itself
+"""
+
+
+@dataclass(frozen=True)
+class Link:
+    """Where the SuperLink is reached."""
+
+    host: str  # under which nodes reach it
+    port: int
+    listen: str  # the address that it listens at
+
+    @classmethod
+    def of(cls, folder: Path) -> Link:
+        try:
+            return cls(**json.loads((folder / "link.json").read_text()))
+        except (OSError, ValueError, TypeError):
+            raise BadInput(f"{folder} is no part of a federation: `fedlens deploy init` writes link.json") from None
+
+    @property
+    def address(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+def require_flower() -> None:
+    if importlib.util.find_spec("flwr") is None:
+        raise BadInput("deploy needs Flower, which is not installed here: pip install 'fedlens[flower]'")
+
+
+# ---- writing ---------------------------------------------------------------------------------------------------------
+def init(folder: Path, words: Sequence[str], host: str, port: int, listen: str = "") -> Path:
+    """The folder of a new federation; its certificates come next."""
+    from .. import config
+
+    if (folder / "server").exists():
+        raise BadInput(f"{folder} already holds a federation; choose another folder")
+    out = [] if any(word.startswith("out=") for word in words) else [f"out={(folder / 'server' / 'run').resolve()}"]
+    settings = [*words, *out]
+    experiment = config.read(None, settings)
+    app = folder / "server" / "app"
+    (app / "federation").mkdir(parents=True)
+    (app / "pyproject.toml").write_text(_APP.format(settings=json.dumps(shlex.join(settings))))
+    (app / "README.md").write_text("A FedLens federation. Made by `fedlens deploy init`.\n")
+    (app / "federation" / "__init__.py").touch()
+    for side in ("server_app", "client_app"):
+        (app / "federation" / f"{side}.py").write_text(f"from fedlens.flower import {side}\n\napp = {side}.app\n")
+    link = json.dumps({"host": host, "port": port, "listen": listen or host}) + "\n"
+    (folder / "server" / "link.json").write_text(link)
+    for client in range(experiment.clients):
+        place = folder / "nodes" / str(client)
+        place.mkdir(parents=True)
+        (place / "link.json").write_text(link)
+        (place / "node.yaml").write_text(_NODE.format(client=client, storage="storage"))
+    return app
+
+
+def certify(folder: Path) -> list[Path]:
+    """Certificates for the server and every node, and the nodes' keys; those that are there stay."""
+    from .certificates import Authority, node_key
+
+    link = Link.of(folder / "server")
+    authority, made = Authority(folder / "authority"), []
+    here = ("localhost", "127.0.0.1")
+    for place, hosts in ((folder / "server", (link.host, *here)), *((p, here) for p in node_folders(folder))):
+        shutil.copy(authority.certificate_file, place / "ca.crt")
+        if not (place / "tls.crt").exists():
+            authority.issue(place / "tls.crt", place / "tls.key", list(dict.fromkeys(hosts)))
+            made.append(place / "tls.crt")
+    keys = folder / "server" / "keys"
+    keys.mkdir(exist_ok=True)
+    for place in node_folders(folder):
+        if not (place / "key").exists():
+            node_key(place / "key", keys / f"{place.name}.pub")
+            made.append(place / "key")
+    return made
+
+
+def node_folders(folder: Path) -> list[Path]:
+    return sorted((folder / "nodes").glob("*"), key=lambda path: path.name.zfill(9))
+
+
+# ---- command lines ---------------------------------------------------------------------------------------------------
+def server_environment(folder: Path) -> dict[str, str]:
+    """Flower's own folder lies in ours, and knows the SuperLink."""
+    home = (folder / "server" / "flower").resolve()
+    home.mkdir(exist_ok=True)
+    ca = json.dumps(str((folder / "server" / "ca.crt").resolve()))
+    address = json.dumps(Link.of(folder / "server").address)
+    text = f'[superlink]\ndefault = "{_CONNECTION}"\n\n[superlink.{_CONNECTION}]\n'
+    (home / "config.toml").write_text(f"{text}address = {address}\nroot-certificates = {ca}\n")
+    return {**ENVIRONMENT, "FLWR_HOME": str(home)}
+
+
+def superlink(folder: Path, *, in_memory: bool = False) -> list[str]:
+    """With its state on disk nodes find it again when it was killed; in memory large models move faster."""
+    place, link = (folder / "server").resolve(), Link.of(folder / "server")
+    _require(place, "tls.crt")
+    return [
+        "flower-superlink",
+        *_tls(place),
+        *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
+        *("--host", link.listen, "--port", str(link.port)),
+        *(() if in_memory else ("--database", str(place / "flower" / "state.db"))),
+    ]
+
+
+def registrations(folder: Path) -> list[list[str]]:
+    keys = sorted((folder / "server" / "keys").glob("*.pub"))
+    return [["flwr", "supernode", "register", str(key.resolve()), _CONNECTION] for key in keys]
+
+
+def submission(folder: Path) -> list[str]:
+    return ["flwr", "run", str((folder / "server" / "app").resolve()), _CONNECTION]
+
+
+def supernode(place: Path, warm: str = "") -> list[str]:
+    place, link = place.resolve(), Link.of(place)
+    _require(place, "tls.crt")
+    config = f'node="{place / "node.yaml"}"' + (f' warm="{warm}"' if warm else "")
+    return [
+        "flower-supernode",
+        *("--superlink", link.address, "--root-certificates", str(place / "ca.crt")),
+        *("--auth-supernode-private-key", str(place / "key")),
+        *_tls(place),
+        *("--port", str(runtime_port(place, link))),
+        *("--node-config", config),
+    ]
+
+
+def runtime_port(place: Path, link: Link) -> int:
+    """Where a SuperNode and the processes it starts talk, on their machine; another for every node of a trial."""
+    from .node import Node
+
+    return link.port + 1 + Node.read(place / "node.yaml").client
+
+
+def _tls(place: Path) -> list[str]:
+    files = {"--ssl-ca-certfile": "ca.crt", "--ssl-certfile": "tls.crt", "--ssl-keyfile": "tls.key"}
+    return [word for option, name in files.items() for word in (option, str(place / name))]
+
+
+def _require(place: Path, name: str) -> None:
+    if not (place / name).exists():
+        raise BadInput(f"{place} has no {name}: `fedlens deploy certs` makes it")
+
+
+# ---- starting and stopping -------------------------------------------------------------------------------------------
+def start_server(folder: Path, *, in_memory: bool = False) -> None:
+    """The SuperLink in the background, with every node's key registered."""
+    environment = server_environment(folder)
+    command = superlink(folder, in_memory=in_memory)
+    started = start(folder / "server", "superlink", command, environment)
+    for line in registrations(folder):
+        _insist(line, environment, lambda: is_running(started, command[0]), folder / "server" / "superlink.log")
+
+
+def _insist(line: list[str], environment: dict[str, str], is_alive: Callable[[], bool], log: Path) -> None:
+    """Say it to the SuperLink until it listens; to have said it before is as good."""
+    said = ""
+    for _ in range(120):
+        done = subprocess.run(line, env=environment_of(environment), capture_output=True, text=True)
+        said = " ".join((done.stdout + done.stderr).split())
+        if done.returncode == 0 or "already" in said.lower():
+            return
+        if not is_alive():
+            raise RunFailed(f"the SuperLink has ended; {log} says why")
+        time.sleep(0.5)
+    raise RunFailed(f"the SuperLink does not answer: {said[-300:]}")
+
+
+def start_node(place: Path, *, warm: bool = True) -> None:
+    """The SuperNode in the background, and beside it the process that stays warm for its tasks."""
+    command = supernode(place)
+    environment = {**ENVIRONMENT, "FLWR_HOME": str((place / "flower").resolve())}
+    if warm:
+        # A socket's path may have a hundred characters at most, so that it cannot lie in any folder.
+        socket = str(Path(tempfile.mkdtemp(prefix="fedlens-")) / "warm")
+        worker = [sys.executable, "-m", "fedlens.flower.warm", socket, str((place / "node.yaml").resolve())]
+        start(place, "warm", worker, environment)
+        command = supernode(place, socket)
+    start(place, "supernode", command, environment)
+
+
+def start(place: Path, name: str, command: Sequence[str], environment: dict[str, str]) -> int:
+    """In the background; its output goes to NAME.log, its number to NAME.pid."""
+    if (pid := running(place, name)) is not None:
+        raise BadInput(f"{place / name} runs already, as process {pid}; `fedlens deploy stop` ends it")
+    with open(place / f"{name}.log", "a") as log:
+        process = subprocess.Popen(
+            command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment_of(environment), cwd=place,
+            start_new_session=True,
+        )  # fmt: skip
+    (place / f"{name}.pid").write_text(json.dumps({"pid": process.pid, "command": Path(command[0]).name}))
+    return process.pid
+
+
+def attend(place: Path, name: str) -> None:
+    """Stay until it ends, for containers; who is asked to end ends what was started."""
+
+    def leave(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, leave)
+    try:
+        while running(place, name) is not None:
+            time.sleep(1)
+        raise RunFailed(f"{name} has ended; {place / name}.log says why")
+    finally:
+        stop(place)
+
+
+def environment_of(more: dict[str, str]) -> dict[str, str]:
+    """Flower starts its own commands by name: those beside this Python must be found first."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    return {**os.environ, **more, "PATH": path}
+
+
+def running(place: Path, name: str) -> int | None:
+    """The process that was started here under this name, when it still runs."""
+    try:
+        found = json.loads((place / f"{name}.pid").read_text())
+    except (OSError, ValueError):
+        return None
+    return found["pid"] if is_running(found["pid"], found["command"]) else None
+
+
+def is_running(pid: int, command: str) -> bool:
+    """Numbers of processes are used again: the command must be the same, too."""
+    found = subprocess.run(["ps", "-o", "stat=,command=", "-p", str(pid)], capture_output=True, text=True).stdout
+    return command in found and not found.lstrip().startswith("Z")
+
+
+def stop(folder: Path) -> list[str]:
+    """Nodes first, then the SuperLink; what was ended."""
+    ended = []
+    places = [folder, *node_folders(folder), folder / "server"]  # DIR may be a node's own folder
+    for place, name in ((p, n) for p in places for n in ("supernode", "warm", "superlink")):
+        if (pid := running(place, name)) is None:
+            continue
+        os.kill(pid, signal.SIGTERM)
+        for _ in range(100):
+            if running(place, name) is None:
+                break
+            time.sleep(0.1)
+        else:
+            os.kill(pid, signal.SIGKILL)
+        (place / f"{name}.pid").unlink(missing_ok=True)
+        ended.append(f"{place.name} {name}")
+    return ended
+
+
+def status(folder: Path) -> dict[str, Any]:
+    """What runs, what Flower says about its runs, and how far ours is; the ledger's bytes beside Flower's."""
+    from ..runs import RunFolder
+
+    rows = [
+        {"where": place.name, "process": name, "pid": running(place, name)}
+        for place in (folder / "server", *node_folders(folder))
+        for name in (("superlink",) if place.name == "server" else ("supernode", "warm"))
+    ]
+    listed = subprocess.run(
+        ["flwr", "list", _CONNECTION, "--format", "json"],
+        env=environment_of(server_environment(folder)),
+        capture_output=True,
+        text=True,
+    )
+    try:
+        runs = json.loads(listed.stdout)["runs"]
+    except (ValueError, KeyError):
+        runs = []
+    out = _out(folder)
+    ours: dict[str, Any] = {"run": str(out), "rounds": 0}
+    if (out / "config.yaml").exists():
+        checkpoint, _ = RunFolder.open(out).load()
+        if checkpoint is not None:
+            ours |= {"rounds": checkpoint.round, "bytes_up": checkpoint.ledger.up, "bytes_down": checkpoint.ledger.down}
+    return {"processes": rows, "flower": runs, "run": ours}
+
+
+def _out(folder: Path) -> Path:
+    import tomllib
+
+    from .. import config
+
+    text = (folder / "server" / "app" / "pyproject.toml").read_text()
+    settings = tomllib.loads(text)["tool"]["flwr"]["app"]["config"]["settings"]
+    return Path(config.read(None, shlex.split(settings)).out)

@@ -1,0 +1,126 @@
+"""What crosses between server and nodes: notes (plain data) and named trees, as raw values. Never a pickle.
+
+Nothing here needs torch: the process that Flower starts for every task passes letters on without opening them.
+"""
+
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from flwr.app import ArrayRecord, RecordDict
+
+    from ..core.tree import Tree
+
+_RAW, _PACKED = "fedlens.raw", "fedlens.packed"  # how values are written
+_BRANCH = "branch"  # a branch without leaves is a part of a tree, too
+_SMALL = 1 << 18  # bytes; Flower asks for every Array by itself, so that smaller leaves go together
+_TYPES = frozenset(["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"])
+
+
+class Leaf(NamedTuple):
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+Leaves = dict[str, Leaf]  # by path, such as delta/params/conv1.weight: the same names as in checkpoints
+
+
+class Letter(NamedTuple):
+    notes: dict[str, Any]
+    trees: dict[str, Leaves]
+
+
+# ---- trees -----------------------------------------------------------------------------------------------------------
+def leaves_of(tree: Tree) -> Leaves:
+    import torch
+
+    from ..core.wire import empty_branches
+
+    def raw(leaf: torch.Tensor) -> bytes:
+        flat = leaf.detach().cpu().contiguous().reshape(-1)
+        return flat.view(torch.uint8).numpy().tobytes() if leaf.numel() else b""
+
+    found = {path: Leaf(str(leaf.dtype)[6:], tuple(leaf.shape), raw(leaf)) for path, leaf in tree.paths()}
+    return found | {path: Leaf(_BRANCH, (), b"") for path in empty_branches(tree)}
+
+
+def tree_of(leaves: Leaves) -> Tree:
+    """Refuses what no tree was written as: letters come from other parties."""
+    import torch
+
+    from ..core.errors import RunFailed
+    from ..core.tree import Tree
+    from ..core.wire import nested
+
+    found = {}
+    for path, (dtype, shape, data) in sorted(leaves.items()):
+        if dtype == _BRANCH:
+            found[path] = Tree()
+            continue
+        kind = getattr(torch, dtype) if dtype in _TYPES else None
+        if kind is None or min(shape, default=0) < 0 or math.prod(shape) * kind.itemsize != len(data):
+            raise RunFailed(f"a message is damaged: {path} has {len(data)} bytes for {list(shape)} of {dtype}")
+        # The copy is aligned as torch's own memory is, on which kernels' rounding can depend.
+        values = torch.frombuffer(bytearray(data), dtype=kind).clone() if data else torch.empty(0, dtype=kind)
+        found[path] = values.reshape(shape)
+    try:
+        return nested(found)
+    except (KeyError, AttributeError, TypeError):
+        raise RunFailed("a message is damaged: its names do not make a tree") from None
+
+
+# ---- Flower's records ------------------------------------------------------------------------------------------------
+def to_records(letter: Letter) -> RecordDict:
+    """An ArrayRecord for each tree: an Array for each large leaf, under its name, and one for all small ones."""
+    from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+    def record(leaves: Leaves) -> ArrayRecord:
+        arrays = {p: Array(leaf.dtype, leaf.shape, _RAW, leaf.data) for p, leaf in leaves.items() if is_large(leaf)}
+        small = to_bytes(Letter({}, {"": {path: leaf for path, leaf in leaves.items() if not is_large(leaf)}}))
+        return ArrayRecord({**arrays, "small leaves": Array("uint8", (len(small),), _PACKED, small)})
+
+    content = RecordDict({"notes": ConfigRecord({"json": json.dumps(letter.notes)})})
+    content.update({f"tree/{name}": record(leaves) for name, leaves in letter.trees.items()})
+    return content
+
+
+def from_records(content: RecordDict) -> Letter:
+    def leaves(record: ArrayRecord) -> Leaves:
+        found = {path: Leaf(a.dtype, tuple(a.shape), a.data) for path, a in record.items() if a.stype == _RAW}
+        return found | from_bytes(record["small leaves"].data).trees[""]
+
+    notes = json.loads(str(content.config_records["notes"]["json"]))
+    return Letter(notes, {name.removeprefix("tree/"): leaves(r) for name, r in content.array_records.items()})
+
+
+def is_large(leaf: Leaf) -> bool:
+    return len(leaf.data) >= _SMALL
+
+
+# ---- bytes, for the socket of a warm process -------------------------------------------------------------------------
+def to_bytes(letter: Letter) -> bytes:
+    trees = {
+        name: {path: (leaf.dtype, leaf.shape, len(leaf.data)) for path, leaf in leaves.items()}
+        for name, leaves in letter.trees.items()
+    }
+    text = json.dumps([letter.notes, trees]).encode()
+    values = (leaf.data for leaves in letter.trees.values() for leaf in leaves.values())
+    return b"".join([len(text).to_bytes(8, "little"), text, *values])
+
+
+def from_bytes(data: bytes) -> Letter:
+    start = 8 + int.from_bytes(data[:8], "little")
+    notes, layout = json.loads(data[8:start])
+    trees: dict[str, Leaves] = {}
+    for name, leaves in layout.items():
+        trees[name] = {}
+        for path, (dtype, shape, size) in leaves.items():
+            trees[name][path] = Leaf(dtype, tuple(shape), data[start : start + size])
+            start += size
+    return Letter(notes, trees)

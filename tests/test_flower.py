@@ -1,0 +1,779 @@
+"""A federation over Flower gives the same bits as the sequential engine, and a node is its owner's."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedlens import config, simulate
+from fedlens.core.batches import Dataset, Federation
+from fedlens.core.errors import BadInput, RunFailed
+from fedlens.core.memories import Memories
+from fedlens.core.run import Reply
+from fedlens.core.run import run as run_rounds
+from fedlens.core.tree import Tree
+from fedlens.data.prepare import Prepare
+from fedlens.diff import differences
+from fedlens.engines.sequential import Sequential
+from fedlens.flower import launch, warm
+from fedlens.flower.letters import Leaf, Letter, from_bytes, from_records, leaves_of, to_bytes, to_records, tree_of
+from fedlens.flower.node import Node, Policy
+from fedlens.flower.orders import contract, experiment_of, job_of, order_of
+from fedlens.flower.trainer import NodeEngine, Trainer
+from fedlens.runs import RunFolder
+
+has_flower = importlib.util.find_spec("flwr") is not None
+needs_flower = pytest.mark.skipif(not has_flower, reason="flwr is not installed: pip install 'fedlens[flower]'")
+if has_flower:
+    from flwr.app import Context, Message, RecordDict
+    from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+    from flwr.supercore.task_identity import TaskIdentity
+
+    from fedlens.flower import client_app
+    from fedlens.flower.server_app import federate
+
+    # What Flower says about itself in the processes that it starts.
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+
+METHODS = {
+    "fedavg": (),
+    "scaffold": (),
+    "fedsls": ("algorithm.pretrain_epochs=1",),
+    "fedxds": ("algorithm.warmup_rounds=1", "algorithm.warmup_epochs=1", "algorithm.base=scaffold", "rounds=2"),
+    "pse": ("model=pse_net", "data.size=32"),
+    "spatl": ("model=resnet20", "data.size=32", "rounds=2", "local.steps=1"),
+    "fedper": ("uplink=topk", "uplink.share=0.1"),
+}
+
+
+# ---- small federations -----------------------------------------------------------------------------------------------
+def digits(path: Path, seed: int = 0, size: int = 16, train: int = 60) -> Path:
+    """Blurred bars in three classes, as a file of arrays."""
+    draw = np.random.default_rng(seed)
+    y = np.arange(train + 30) % 3
+    x = draw.integers(0, 120, (len(y), size, size), dtype=np.uint8)
+    for image, label in zip(x, y, strict=True):
+        image[:, 2 + 4 * label : 5 + 4 * label] += 100
+    parts = {"x_train": x[:train], "y_train": y[:train], "x_test": x[train:], "y_test": y[train:]}
+    np.savez(path, **parts)
+    return path
+
+
+def words(folder: Path, method: str = "scaffold", *more: str) -> list[str]:
+    extra = [*METHODS[method], *more]
+    size = 32 if "data.size=32" in extra else 16
+    data = digits(folder / f"data{size}.npz", size=size)
+    usual = ["clients=3", "rounds=3", "cohort=2", "local.batch_size=8", "local.steps=2", "local.lr=0.05"]
+    usual += ["local.momentum=0", "picture=false", f"data={data}", "partition=iid", f"algorithm={method}"]
+    return [*usual, *(word for word in extra if not word.startswith("data.size"))]
+
+
+def node_file(folder: Path, client: int, **settings) -> Path:
+    """A node with storage, and an owner who does not mind."""
+    plain = {"client": client, "storage": f"node-{client}", "policy": {"raw_derived": True}, **settings}
+    path = folder / f"node-{client}.yaml"
+    path.write_text(json.dumps(plain))
+    return path
+
+
+def nodes(folder: Path, count: int = 3, **settings) -> list[dict]:
+    return [{"node": str(node_file(folder, client, **settings))} for client in range(count)]
+
+
+class Grid:
+    """Flower's Grid with all nodes in this process. Content crosses as protobuf, as it does over the network."""
+
+    def __init__(self, settings, *, lost=(), dies_at: int | None = None):
+        """`lost`: (node, which of its tasks) without an answer; `dies_at`: the task at which the server is killed."""
+        self.contexts = {100 + i: Context(1, 100 + i, node, RecordDict(), {}) for i, node in enumerate(settings)}
+        self.lost, self.dies_at = set(lost), dies_at
+        self.tasks: list[tuple[int, Letter]] = []  # (node, letter) of all work that was sent
+        self.replies: dict[str, Message] = {}
+
+    def get_node_ids(self):
+        return list(self.contexts)
+
+    def push_messages(self, messages):
+        return [self.push(message) for message in messages]
+
+    def push(self, message) -> str:
+        node, name = message.metadata.dst_node_id, str(id(message))
+        content = recorddict_from_proto(recorddict_to_proto(message.content))
+        if message.metadata.message_type == "train":
+            if len(self.tasks) == self.dies_at:
+                raise KeyboardInterrupt
+            self.tasks.append((node, from_records(content)))
+            if (node - 100, sum(other == node for other, _ in self.tasks) - 1) in self.lost:
+                return name
+        arrived = Message(content, node, message.metadata.message_type)
+        arrived.metadata.__dict__["_message_id"] = name
+        reply = client_app.app(arrived, self.contexts[node])
+        reply.content = recorddict_from_proto(recorddict_to_proto(reply.content))
+        self.replies[name] = reply
+        return name
+
+    def pull_messages(self, names):
+        return [self.replies.pop(name) for name in names if name in self.replies]
+
+
+def deployed(out: Path, settings: list[str], grid: Grid, patience: float = 0.3):
+    return federate(grid, {"settings": " ".join([*settings, f"out={out}"]), "wait": 1, "patience": patience})  # pyright: ignore
+
+
+def simulated(out: Path, settings: list[str]):
+    return simulate.run(config.read(None, [*settings, "engine=sequential", f"out={out}"]))
+
+
+def gather_memories(real: Path, storage: Path) -> None:
+    """What nodes keep, where a simulated run keeps it, so that the two can be compared."""
+    run = json.loads((real / "federation.json").read_text())["run"]
+    (real / "clients").mkdir(exist_ok=True)
+    for path in storage.glob(f"**/{run}/clients/*"):
+        (real / "clients" / path.name).write_bytes(path.read_bytes())
+
+
+def same(tree: Tree, other: Tree) -> bool:
+    return dict(tree.paths()).keys() == dict(other.paths()).keys() and all(
+        torch.equal(leaf, dict(other.paths())[path]) for path, leaf in tree.paths()
+    )
+
+
+def state(run: Path) -> Tree:
+    checkpoint, _ = RunFolder.open(run).load()
+    assert checkpoint is not None
+    return checkpoint.state
+
+
+# ---- letters ---------------------------------------------------------------------------------------------------------
+def every_kind() -> Tree:
+    kinds = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int8, torch.uint8)
+    leaves = {str(kind)[6:]: torch.arange(6).reshape(2, 3).to(kind) for kind in kinds}
+    odd = Tree(
+        nan=torch.tensor([float("nan"), -0.0]), none=torch.empty(0, 3), one=torch.tensor(3.5), yes=torch.ones(2) > 0
+    )
+    return Tree(delta=Tree(params=Tree(leaves), buffers=Tree()), odd=odd)
+
+
+@pytest.mark.parametrize(
+    "road",
+    [
+        lambda letter: from_bytes(to_bytes(letter)),
+        pytest.param(
+            lambda letter: from_records(recorddict_from_proto(recorddict_to_proto(to_records(letter)))),
+            marks=needs_flower,
+        ),
+    ],
+    ids=["socket", "records"],
+)
+def test_letters_arrive_as_they_were_sent(road):
+    tree = every_kind()
+    arrived = road(Letter({"ask": "work", "number": 1}, {"download": leaves_of(tree)}))
+    assert arrived.notes == {"ask": "work", "number": 1}
+    there = tree_of(arrived.trees["download"])
+    assert "buffers" in there.delta and not there.delta.buffers  # a branch without leaves is a part of a tree, too
+    for (path, leaf), (name, other) in zip(sorted(tree.paths()), sorted(there.paths()), strict=True):
+        assert (path, leaf.dtype, leaf.shape) == (name, other.dtype, other.shape)
+        assert leaf.reshape(-1).view(torch.uint8).equal(other.reshape(-1).view(torch.uint8))
+
+
+@needs_flower
+def test_records_carry_the_names_of_checkpoints_and_no_pickle():
+    large = every_kind().replace(model=Tree(head=torch.ones(1 << 16)))
+    record = to_records(Letter({}, {"download": leaves_of(large)}))["tree/download"]
+    assert set(record) == {"model/head", "small leaves"}  # Flower asks for every Array by itself
+    assert b"delta/params/float32" in record["small leaves"].data
+    assert {array.stype for array in record.values()} == {"fedlens.raw", "fedlens.packed"}
+    again = from_records(
+        recorddict_from_proto(recorddict_to_proto(RecordDict(to_records(Letter({}, {"t": leaves_of(large)})))))
+    )
+    assert tree_of(again.trees["t"]).model.head.equal(torch.ones(1 << 16))
+
+
+@pytest.mark.parametrize(
+    "leaf", [Leaf("float32", (3,), b"1234"), Leaf("object", (1,), b"12345678"), Leaf("float32", (-1,), b"")]
+)
+def test_damaged_letters_are_refused(leaf):
+    with pytest.raises(RunFailed, match="damaged: x has"):
+        tree_of({"x": leaf})
+    with pytest.raises(RunFailed, match="do not make a tree"):
+        tree_of({"x": Leaf("uint8", (1,), b"1"), "x/y": Leaf("uint8", (1,), b"1")})
+
+
+# ---- orders ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("method", METHODS)
+def test_an_order_means_the_job_it_was_made_of(method, tmp_path):
+    experiment = config.read(None, words(tmp_path, method))
+    timetable, made = experiment.timetable(), []
+
+    class Watch(Sequential):
+        def run(self, job, cohort):
+            made.append((job, order_of(timetable, job)))
+            return super().run(job, cohort)
+
+    images = experiment.data.load()
+    engine = Watch(experiment.network(images), experiment.federation(images)[0])
+    folder = RunFolder.create(replace(experiment, out=str(tmp_path / "run")), config.to_yaml(experiment))
+    start = simulate.Checkpoint(0, Tree(), simulate.Ledger(), 0.0)
+    recorder = simulate.Recorder(folder, experiment, engine, start, simulate.Nobody())
+    run_rounds(experiment.algorithm, engine.net, engine, experiment.plan, observe=recorder)
+    agreed = json.loads(json.dumps(contract(experiment, images, "run")))
+    received = experiment_of(agreed).timetable()
+    for job, order in made:
+        read = job_of(received, json.loads(json.dumps(order)), job.download, job.shared)
+        assert read == job
+    assert any(order["look"] for _, order in made) or not any(s.algorithm.judged for s, _, _ in timetable)
+    first = made[0][1]
+    for wrong in ({"stage": len(timetable), "round": len(timetable)}, {"round": first["round"] + 1}):
+        with pytest.raises(BadInput, match="no part of the experiment"):
+            job_of(received, {**first, **wrong}, Tree(), Tree())
+    with pytest.raises(BadInput, match="described in two ways"):
+        job_of(received, {**first, "since": 7}, Tree(), Tree())
+
+
+def test_nodes_run_no_code_of_somebody_else(tmp_path):
+    experiment = config.read(None, words(tmp_path))
+    images = experiment.data.load()
+    agreed = contract(experiment, images, "run")
+    for part, value in (("algorithm", {"is": "os:system"}), ("model", {"is": "custom", "path": "thing:Net"})):
+        with pytest.raises(BadInput, match="code of its own"):
+            experiment_of({**agreed, "experiment": {**agreed["experiment"], part: value}})
+    with pytest.raises(BadInput, match=r"fedlens 9\.9.*install the same version"):
+        experiment_of({**agreed, "version": "9.9"})
+    with pytest.raises(BadInput, match="algorithm 'fedfoo' is unknown"):
+        experiment_of({**agreed, "experiment": {**agreed["experiment"], "algorithm": {"is": "fedfoo"}}})
+
+
+# ---- the same bits ---------------------------------------------------------------------------------------------------
+@needs_flower
+@pytest.mark.parametrize("method", METHODS)
+def test_same_bits_as_sequential(method, tmp_path):
+    settings = words(tmp_path, method)
+    expected = simulated(tmp_path / "simulated", settings)
+    result = deployed(tmp_path / "real", settings, Grid(nodes(tmp_path)))
+    gather_memories(tmp_path / "real", tmp_path)
+    assert list(differences(tmp_path / "simulated", tmp_path / "real")) == []
+    assert replace(result, seconds=0, run="", engine="") == replace(expected, seconds=0, run="", engine="")
+    assert result.engine == RunFolder.open(tmp_path / "real").passport()["engine"] == "flower"
+
+
+class Direct:
+    """The engine's part without Flower: letters go as bytes, as to a warm process, to a trainer for each client."""
+
+    def __init__(self, experiment, images, trainers):
+        self.population, self.trainers, self.kept = experiment.clients, trainers, {}
+        self.order = partial(order_of, experiment.timetable())
+        self.contract = contract(experiment, images, "run")
+
+    def run(self, job, cohort):
+        return [Reply(client, tree_of(self.asked(job, client).trees["upload"])) for client in cohort]
+
+    def asked(self, job, client) -> Letter:
+        trees = {"download": leaves_of(job.download), "shared": leaves_of(job.shared)}
+        letter = Letter({"ask": "work", "contract": self.contract, "order": self.order(job)}, trees)
+        kept = self.kept.get(client)
+        answer, self.kept[client] = self.trainers[client].answer(from_bytes(to_bytes(letter)), kept)
+        return answer
+
+
+@pytest.mark.parametrize("method", ["scaffold", "fedxds"])
+def test_same_bits_without_flower_and_without_storage(method, tmp_path):
+    """Memory goes out and in as it does through Flower's context."""
+    experiment = config.read(None, words(tmp_path, method))
+    images = experiment.data.load()
+    net, (federation, _) = experiment.network(images), experiment.federation(images)
+    trainers = {i: Trainer(Node.of({"partition-id": i})) for i in range(3)}
+    engines = Sequential(net, federation), Direct(experiment, images, trainers)
+    one, other = (run_rounds(experiment.algorithm, net, engine, experiment.plan) for engine in engines)
+    assert same(one.state, other.state)
+    assert all(len(kept) <= 2 for kept in engines[1].kept.values())
+
+
+@needs_flower
+def test_memory_in_flowers_context(tmp_path):
+    settings = words(tmp_path, "scaffold")
+    simulated(tmp_path / "simulated", settings)
+    grid = Grid([{"partition-id": i} for i in range(3)])
+    deployed(tmp_path / "real", settings, grid)
+    assert same(state(tmp_path / "simulated"), state(tmp_path / "real"))
+    last = RunFolder.open(tmp_path / "simulated").client_memories(3)
+    for client, memory in last.items():
+        kept = from_records(grid.contexts[100 + client].state).trees
+        assert len(kept) <= 2 and same(memory, tree_of(kept[max(kept)]))
+
+
+@needs_flower
+def test_a_common_payload_is_sent_once_and_again_to_those_who_lost_it(tmp_path):
+    settings = words(tmp_path, "fedxds", "rounds=3")
+    simulated(tmp_path / "simulated", settings)
+
+    class Forgetful(Grid):
+        def push(self, message):
+            for path in tmp_path.glob("node-1/*/shared-*") if len(self.tasks) == 9 else ():
+                path.unlink()
+            return super().push(message)
+
+    for kind, name in ((Grid, "real"), (Forgetful, "lossy")):
+        grid = kind(nodes(tmp_path))
+        deployed(tmp_path / name, settings, grid)
+        assert same(state(tmp_path / "simulated"), state(tmp_path / name))
+        times = Counter(node - 100 for node, letter in grid.tasks if "shared" in letter.trees)
+        assert times == ({0: 1, 1: 1, 2: 1} if kind is Grid else {0: 1, 1: 2, 2: 1})
+
+
+@needs_flower
+def test_nodes_with_data_of_their_own(tmp_path):
+    """Against one federation put together by hand, prepared with the server's mean and deviation."""
+    settings = words(tmp_path, "scaffold", "cohort=3")
+    files = [digits(tmp_path / f"own{i}.npz", seed=i + 1, train=30 + 9 * i) for i in range(3)]
+    settings_of_nodes = [
+        {"node": str(node_file(tmp_path, i, data={"is": "npz", "path": str(file)}))} for i, file in enumerate(files)
+    ]
+    deployed(tmp_path / "real", settings, Grid(settings_of_nodes))
+    experiment = config.read(None, settings)
+    images, own = experiment.data.load(), [config.read(None, [f"data={file}"]).data.load() for file in files]
+    starts = np.cumsum([0, *(len(each) for each in own)])
+    owned = {
+        name: {i: getattr(each, name) + int(starts[i]) for i, each in enumerate(own)} for name in ("train", "test")
+    }
+    x, y = (torch.cat([getattr(each, name) for each in own]) for name in "xy")
+    data = Dataset(x, y, Prepare(images.mean, images.std, 0, False, torch.float32))
+    engine = Sequential(experiment.network(images), Federation(data, **owned))
+    expected = run_rounds(experiment.algorithm, engine.net, engine, experiment.plan)
+    assert same(expected.state, state(tmp_path / "real"))
+    card = RunFolder.open(tmp_path / "real").passport()
+    assert card["nodes_own_data"] and card["split_hash"] is None
+    assert not (tmp_path / "real" / "label_counts.json").exists()  # nobody has told the server
+
+
+def replace_data(array, data: bytes):
+    from flwr.app import Array
+
+    return Array(array.dtype, (len(data),), array.stype, data)
+
+
+# ---- what goes wrong -------------------------------------------------------------------------------------------------
+@needs_flower
+def test_a_round_goes_on_without_a_lost_client(tmp_path):
+    settings = words(tmp_path, "scaffold", "cohort=3", "evaluate.personal=none")
+    deployed(tmp_path / "real", settings, Grid(nodes(tmp_path), lost=[(1, 1)]))
+    experiment = config.read(None, settings)
+    images = experiment.data.load()
+
+    class Without(Sequential):
+        def run(self, job, cohort):
+            return super().run(job, [i for i in cohort if (i, job.round) != (1, 1)])
+
+    engine = Without(experiment.network(images), experiment.federation(images)[0])
+    expected = run_rounds(experiment.algorithm, engine.net, engine, experiment.plan)
+    assert same(expected.state, state(tmp_path / "real"))
+    assert "node 101 has not answered within 0.3 seconds" in (tmp_path / "real" / "log.txt").read_text()
+
+    class Hostile(Grid):
+        """Node 2 answers with what is no tree, then with what is no letter."""
+
+        def pull_messages(self, names):
+            found = super().pull_messages(names)
+            for reply in found:
+                if reply.metadata.src_node_id == 102 and "tree/upload" in reply.content:
+                    record = reply.content["tree/upload"]
+                    junk = b"" if len(self.tasks) > 3 else to_bytes(Letter({}, {"": {"x": Leaf("float32", (9,), b"")}}))
+                    record["small leaves"] = replace_data(record["small leaves"], junk)
+            return found
+
+    deployed(tmp_path / "hostile", settings, Hostile(nodes(tmp_path)))
+    said = (tmp_path / "hostile" / "log.txt").read_text()
+    assert "round 1 goes on without client 2: a message is damaged" in said and "what is no answer" in said
+    with pytest.raises(RunFailed, match="nobody answered in round 1"):
+        deployed(tmp_path / "silent", settings, Grid(nodes(tmp_path), lost=[(i, 0) for i in range(3)]))
+
+
+@needs_flower
+@pytest.mark.parametrize("dies_at", [1, 3, 4])
+def test_a_killed_server_goes_on_in_the_middle_of_a_round(dies_at, tmp_path):
+    settings = words(tmp_path, "scaffold", "cohort=3", "evaluate.personal=none")
+    simulated(tmp_path / "simulated", settings)
+
+    class OneByOne(Grid):
+        """Delivers what was answered before the server died."""
+
+        def push_messages(self, messages):
+            names = []
+            for message in messages:
+                try:
+                    names.append(self.push(message))
+                except KeyboardInterrupt:
+                    names.append("never")
+            return names
+
+        def pull_messages(self, names):
+            found = super().pull_messages(names)
+            if not found and "never" in names:
+                raise KeyboardInterrupt
+            return found
+
+    first = OneByOne(nodes(tmp_path), dies_at=dies_at)
+    with pytest.raises(KeyboardInterrupt):
+        deployed(tmp_path / "real", settings, first)
+    second = Grid(nodes(tmp_path))
+    deployed(tmp_path / "real", settings, second)
+    gather_memories(tmp_path / "real", tmp_path)
+    assert list(differences(tmp_path / "simulated", tmp_path / "real")) == []
+    asked = {(node, letter.notes["order"]["round"]) for node, letter in first.tasks} & {
+        (node, letter.notes["order"]["round"]) for node, letter in second.tasks
+    }
+    assert not asked  # what had been answered was in the journal
+    assert not list((tmp_path / "real" / "journal").iterdir())
+
+
+@needs_flower
+def test_a_repeated_round_starts_from_the_memory_before_it(tmp_path):
+    """The journal is lost with the server: clients that had answered train the round again, to the same bits."""
+    settings = words(tmp_path, "scaffold", "cohort=3", "evaluate.personal=none")
+    simulated(tmp_path / "simulated", settings)
+    for kind, storage in (("disk", True), ("context", False)):
+        place = tmp_path / kind
+        place.mkdir()
+        first = Grid(nodes(place) if storage else [{"partition-id": i} for i in range(3)], dies_at=5)
+        with pytest.raises(KeyboardInterrupt):
+            deployed(place / "real", settings, first)
+        first.dies_at = None
+        deployed(place / "real", settings, first)
+        assert same(state(tmp_path / "simulated"), state(place / "real"))
+
+
+@needs_flower
+def test_another_experiment_in_the_same_folder_is_refused(tmp_path):
+    settings = words(tmp_path, "fedavg", "rounds=1")
+    done = deployed(tmp_path / "real", settings, Grid(nodes(tmp_path)))
+    assert deployed(tmp_path / "real", settings, Grid([])) == done  # complete: nothing is asked of anyone
+    with pytest.raises(BadInput, match="holds a run with other settings"):
+        deployed(tmp_path / "real", [*settings, "rounds=2"], Grid(nodes(tmp_path)))
+    with pytest.raises(BadInput, match="the whole path"):
+        deployed(Path("real"), settings, Grid(nodes(tmp_path)))
+    with pytest.raises(RunFailed, match="no node for clients 1, 2"):
+        deployed(tmp_path / "alone", settings, Grid(nodes(tmp_path, 1)))
+
+
+# ---- the owner's policy ----------------------------------------------------------------------------------------------
+DP = ("uplink=dp", "uplink.multiplier=4", "evaluate.personal=none")
+
+
+@pytest.mark.parametrize(
+    ("policy", "method", "more", "sentence"),
+    [
+        (Policy(("fedavg",)), "scaffold", (), "allows fedavg, and scaffold is not among them"),
+        (Policy(("fedxds",), raw_derived=True), "fedxds", (), "and scaffold is not among them"),
+        (Policy(), "fedsls", (), "model updates out alone, and this method sends saliency"),
+        (Policy(), "fedxds", (), "this method sends x, y"),
+        (Policy(epsilon=5.0), "fedavg", (), "set uplink=dp with trust=nobody"),
+        (Policy(epsilon=5.0), "fedavg", DP[:2], "set evaluate.personal=none"),
+        (Policy(epsilon=0.1), "fedavg", DP, "allows epsilon 0.1 at most, and this run would spend"),
+        (Policy(epsilon=50.0, raw_derived=True), "fedsls", DP, "has rounds whose answers have no noise"),
+        (Policy(("fedavg",), epsilon=50.0), "fedavg", DP, ""),
+        (Policy(("scaffold",)), "scaffold", (), ""),
+        (Policy(raw_derived=True), "fedxds", (), ""),
+    ],
+)
+def test_policy(policy, method, more, sentence, tmp_path):
+    experiment = config.read(None, words(tmp_path, method, *more))
+    images = experiment.data.load()
+    node = Node(0, storage=str(tmp_path / "storage"), policy=policy)
+    hello = Letter({"ask": "hello", "contract": contract(experiment, images, "run")}, {})
+    answer, _ = Trainer(node).answer(hello)
+    assert sentence in answer.notes.get("refused", "") and ("refused" in answer.notes) == bool(sentence)
+    if not sentence:
+        assert answer.notes == {"client": 0, "own_data": False}
+
+
+def test_who_passes_a_strict_policy(tmp_path):
+    more = {"fedsl", "fedsls", "fedxds"}  # saliency of the data, the data themselves
+    updates = {"fedavg", "fedprox", "scaffold", "fednova", "feddyn", "l2gd", "moon", "fedper", "apfl", "spatl", "local"}
+    refused = set()
+    for name in more | updates:
+        experiment = config.read(None, [*words(tmp_path, "fedavg"), f"algorithm={name}"])
+        try:
+            Policy().check(experiment, experiment.data.load(), 0)
+        except BadInput as error:
+            assert "model updates out alone" in str(error)
+            refused.add(name)
+    assert refused == more
+
+
+def test_the_last_look_before_anything_leaves(tmp_path, monkeypatch):
+    """Whatever the check of the whole run has overlooked."""
+    experiment = config.read(None, words(tmp_path, "fedsls"))
+    images = experiment.data.load()
+    monkeypatch.setattr(Policy, "check", lambda *_: None)
+    sent = []
+
+    class Watch(Direct):
+        def run(self, job, cohort):
+            sent.extend(self.asked(job, client) for client in cohort)
+            raise KeyboardInterrupt
+
+    engine = Watch(experiment, images, {i: Trainer(Node(i)) for i in range(3)})
+    with pytest.raises(KeyboardInterrupt):
+        run_rounds(experiment.algorithm, experiment.network(images), engine, experiment.plan)
+    assert all("updates out alone, not saliency" in a.notes["refused"] and not a.trees for a in sent) and sent
+
+
+@needs_flower
+def test_the_server_is_told_why_a_node_refuses(tmp_path):
+    grid = Grid(nodes(tmp_path, policy={"algorithms": ["fedavg"]}))
+    with pytest.raises(BadInput, match="a node refuses this run: its policy allows fedavg"):
+        deployed(tmp_path / "real", words(tmp_path, "scaffold"), grid)
+    assert not grid.tasks
+
+
+def test_noise_is_the_nodes_own_and_accounted_for(tmp_path):
+    experiment = config.read(None, words(tmp_path, "fedavg", *DP, "rounds=3"))
+    images = experiment.data.load()
+    net, (federation, _) = experiment.network(images), experiment.federation(images)
+    policy = Policy(epsilon=6.0)
+    trainers = {
+        name: Trainer(Node(0, storage=str(tmp_path / name), policy=each))
+        for name, each in (("a", policy), ("b", policy), ("open", Policy()))
+    }
+    jobs = []
+
+    class Watch(Sequential):
+        def run(self, job, cohort):
+            jobs.append(job)
+            return super().run(job, cohort)
+
+    run_rounds(experiment.algorithm, net, engine := Watch(net, federation), experiment.plan)
+    simulated = engine.run(jobs[0], [0])[0].upload
+
+    def asked(name: str, scale: float = 1.0) -> Letter:
+        notes = {"ask": "work", "contract": contract(experiment, images, "run")}
+        notes["order"] = order_of(experiment.timetable(), jobs[0])
+        return trainers[name].answer(Letter(notes, {"download": leaves_of(jobs[0].download * scale)}))[0]
+
+    uploads = {name: tree_of(asked(name).trees["upload"]) for name in trainers}
+    assert same(uploads["open"], simulated)  # the server could take this noise off again
+    assert not same(uploads["a"], simulated) and not same(uploads["a"], uploads["b"])
+    assert same(uploads["a"], tree_of(asked("a").trees["upload"]))  # asked again, it learns nothing new
+    secret = NodeEngine(net, federation)
+    secret.secret = "node a's"
+    keys = [secret.open(replace(jobs[0], download=jobs[0].download * scale), 0)[0].key for scale in (1.0, 1.0, 1.5)]
+    assert keys[0] == keys[1] != keys[2]  # noise that was drawn for one question would cancel out of two
+    answers = [asked("a", 1 + k / 8) for k in range(1, 12)]  # a server that asks another question is one upload further
+    allowed = sum("upload" in answer.trees for answer in answers)
+    assert 0 < allowed < len(answers) and "which" in answers[-1].notes["refused"]
+    from fedlens.privacy.accounting import Release, total_epsilon
+
+    spent = [total_epsilon({Release(2.0): count}, 1e-5) for count in (allowed + 1, allowed + 2)]
+    assert spent[0] <= 6.0 < spent[1]
+    assert (tmp_path / "a" / "secret").stat().st_mode & 0o077 == 0
+
+
+def test_node_files(tmp_path):
+    assert Node.read(node_file(tmp_path, 2)).storage == str(tmp_path / "node-2")
+    for text, sentence in (
+        ("client: -1", "client is -1"),
+        ("storage: x", "must say which client"),
+        ("client: 0\npolicy: {algorithms: [fedavgg]}", "did you mean 'fedavg'"),
+        ("client: 0\npolicies: {}", "unknown key policies"),
+        ("client: 0\npolicy: {epsilon: 1.0}", "needs a storage folder"),
+        ("client: [", "cannot be read as YAML"),
+    ):
+        (tmp_path / "node.yaml").write_text(text)
+        with pytest.raises(BadInput, match=sentence):
+            Node.read(tmp_path / "node.yaml")
+    with pytest.raises(BadInput, match="partition-id=N"):
+        Node.of({})
+    other = digits(tmp_path / "other.npz", size=24)
+    experiment = config.read(None, words(tmp_path))
+    agreed = contract(experiment, experiment.data.load(), "run")
+    node = Node(0, data=config.read(None, [f"data={other}"]).data)
+    answer, _ = Trainer(node).answer(Letter({"ask": "hello", "contract": agreed}, {}))
+    assert "of images 1 x 24 x 24, but this run is about 3 classes" in answer.notes["refused"]
+
+
+# ---- a warm process --------------------------------------------------------------------------------------------------
+def test_a_warm_process_answers_as_a_cold_one(tmp_path):
+    experiment = config.read(None, words(tmp_path, "fedavg"))
+    images = experiment.data.load()
+    hello = Letter({"ask": "hello", "contract": contract(experiment, images, "run")}, {})
+    place = str(tmp_path / "warm")[-90:]
+    assert warm.ask(place, hello) is None
+    serving = threading.Thread(target=warm.serve, args=(place, node_file(tmp_path, 1)), daemon=True)
+    serving.start()
+    answer = None
+    for _ in range(100):
+        if (answer := warm.ask(place, hello)) is not None:
+            break
+        time.sleep(0.05)
+    assert answer == Trainer(Node.read(node_file(tmp_path, 1))).answer(hello)[0]
+
+
+def test_passing_letters_on_needs_no_torch():
+    heavy = "fedlens.flower.client_app" if has_flower else "fedlens.flower.warm"
+    code = f"import sys, {heavy}; sys.exit(any(name in sys.modules for name in ('torch', 'pydantic', 'pyarrow')))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+# ---- certificates and command lines ----------------------------------------------------------------------------------
+def handshake(server: Path, ca: Path, name: str) -> None:
+    """TLS between two ends in memory, by Python's own library; raises where the certificate is not accepted."""
+    there = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    there.load_cert_chain(server / "tls.crt", server / "tls.key")
+    a, b, c, d = (ssl.MemoryBIO() for _ in range(4))
+    here = ssl.create_default_context(cafile=str(ca))
+    ends = here.wrap_bio(a, b, server_hostname=name), there.wrap_bio(c, d, server_side=True)
+    done = set()
+    while len(done) < 2:
+        for end, (out, into) in zip(ends, ((b, c), (d, a)), strict=True):
+            try:
+                end.do_handshake()
+                done.add(end)
+            except ssl.SSLWantReadError:
+                pass
+            into.write(out.read())
+
+
+@needs_flower
+def test_certificates_and_keys(tmp_path):
+    for name in ("ours", "theirs"):
+        launch.init(tmp_path / name, words(tmp_path), "fl.example.org", 9092)
+        launch.certify(tmp_path / name)
+    server, ca = tmp_path / "ours" / "server", tmp_path / "ours" / "nodes" / "0" / "ca.crt"
+    for name in ("fl.example.org", "localhost", "127.0.0.1"):
+        handshake(server, ca, name)
+    with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
+        handshake(server, ca, "elsewhere.org")
+    with pytest.raises(ssl.SSLCertVerificationError, match="verify failed"):
+        handshake(server, tmp_path / "theirs" / "server" / "ca.crt", "localhost")
+    secret = [*(tmp_path / "ours").rglob("*.key"), *(tmp_path / "ours").rglob("key")]
+    assert len(secret) == 1 + 4 + 3 and all(path.stat().st_mode & 0o077 == 0 for path in secret)
+    assert not list((tmp_path / "ours" / "nodes").rglob("ca.key"))
+    before = (server / "tls.crt").read_bytes()
+    assert launch.certify(tmp_path / "ours") == [] and (server / "tls.crt").read_bytes() == before
+
+
+@needs_flower
+def test_what_init_writes(tmp_path):
+    from flwr.cli.config_utils import load_and_validate
+
+    folder = tmp_path / "federation"
+    app = launch.init(folder, words(tmp_path), "127.0.0.1", 9092)
+    assert load_and_validate(app / "pyproject.toml")  # by Flower itself
+    with pytest.raises(BadInput, match="already holds a federation"):
+        launch.init(folder, words(tmp_path), "127.0.0.1", 9092)
+    with pytest.raises(BadInput, match="`fedlens deploy certs` makes it"):
+        launch.superlink(folder)
+    launch.certify(folder)
+    assert "--enable-supernode-auth" in launch.superlink(folder)
+    assert "--disable-runtime-dependency-installation" in launch.superlink(folder)
+    assert "--insecure" not in launch.superlink(folder) + launch.supernode(folder / "nodes" / "0")
+    assert launch.server_environment(folder)["FLWR_TELEMETRY_ENABLED"] == "0"
+    assert Node.read(folder / "nodes" / "2" / "node.yaml").policy == Policy()
+    assert launch.stop(folder) == []
+    with pytest.raises(BadInput, match="no part of a federation"):
+        launch.supernode(tmp_path)
+
+
+# ---- real processes --------------------------------------------------------------------------------------------------
+def free_port(count: int) -> int:
+    """The first of so many neighbouring ports that nobody uses."""
+    for port in range(20_000 + os.getpid() % 20_000, 60_000, count):
+        try:
+            for each in range(port, port + count):
+                with socket.socket() as line:
+                    line.bind(("127.0.0.1", each))
+            return port
+        except OSError:
+            continue
+    raise RuntimeError("no free ports")
+
+
+@pytest.fixture
+def federation(tmp_path):
+    """A SuperLink with TLS and node authentication, and a folder for each of three nodes."""
+    folder = tmp_path / "federation"
+    launch.init(folder, [*words(tmp_path, "scaffold"), "cohort=3"], "127.0.0.1", free_port(4))
+    launch.certify(folder)
+    launch.start_server(folder)
+    yield folder
+    launch.stop(folder)
+
+
+def submit(folder: Path, settings: list[str], out: Path, patience: float = 90.0) -> subprocess.Popen:
+    text = " ".join([*settings, f"out={out}"])
+    line = [*launch.submission(folder), "--stream", "--run-config", f'settings="{text}" patience={patience}']
+    return subprocess.Popen(line, env=launch.environment_of(launch.server_environment(folder)))
+
+
+def wait_for(condition, seconds: float = 120.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.2)
+
+
+@needs_flower
+@pytest.mark.slow
+def test_strangers_are_refused(federation, tmp_path):
+    """Half a minute: a node whose key is not registered, and one that trusts another authority."""
+    from fedlens.flower.certificates import Authority, node_key
+
+    stranger, deceived = (tmp_path / name for name in ("stranger", "deceived"))
+    for place, client in ((stranger, 0), (deceived, 1)):
+        shutil.copytree(federation / "nodes" / str(client), place)
+    node_key(stranger / "key", tmp_path / "key.pub")
+    shutil.copy(Authority(tmp_path / "another").certificate_file, deceived / "ca.crt")
+    for place, sentence in ((stranger, "Failed to activate SuperNode"), (deceived, "CERTIFICATE_VERIFY_FAILED")):
+        launch.start_node(place, warm=False)
+        wait_for(lambda place=place: launch.running(place, "supernode") is None, 60)
+        assert sentence in (place / "supernode.log").read_text()
+
+
+@needs_flower
+@pytest.mark.slow
+def test_real_processes_survive_kill_9(federation, tmp_path):
+    """Four minutes: same bits over TLS; a node is killed in a round and comes back; then the SuperLink is killed."""
+    for client in range(3):
+        launch.start_node(federation / "nodes" / str(client), warm=client != 2)
+    settings = [*words(tmp_path, "scaffold"), "cohort=3"]
+    simulated(tmp_path / "simulated", settings)
+    assert submit(federation, settings, tmp_path / "real").wait(300) == 0
+    gather_memories(tmp_path / "real", federation / "nodes")
+    assert list(differences(tmp_path / "simulated", tmp_path / "real")) == []
+
+    def rounds(run: Path) -> int:
+        return len(RunFolder(run).rounds()) and RunFolder(run).rounds()[-1]
+
+    longer = [*settings, "rounds=4", "local.steps=2"]
+    victim, out = federation / "nodes" / "1", tmp_path / "killed"
+    running = submit(federation, longer, out, patience=45.0)
+    wait_for(lambda: rounds(out) >= 1)
+    for name in ("supernode", "warm"):
+        os.kill(launch.running(victim, name) or 0, signal.SIGKILL)
+    wait_for(lambda: rounds(out) >= 2)
+    assert "goes on without" in (out / "log.txt").read_text() or "is lost" in (out / "log.txt").read_text()
+    launch.start_node(victim)
+    wait_for(lambda: rounds(out) >= 3)
+    os.kill(launch.running(federation / "server", "superlink") or 0, signal.SIGKILL)
+    running.wait(60)
+    launch.start_server(federation)
+    submit(federation, longer, out).wait(300)
+    assert RunFolder.open(out).result() is not None
+    run = json.loads((out / "federation.json").read_text())["run"]
+    assert int(Memories(victim / "storage" / run / "clients", round=4).get(1).seen) == 3  # it took part in the last
