@@ -27,7 +27,7 @@ from ..engines.flower import Flower, Nodes
 from ..engines.sequential import Sequential
 from ..experiment import Experiment, settled
 from ..runs import Checkpoint, RunFolder, config_hash, passport
-from ..simulate import Nobody, Recorder, Result, Watcher, label_counts, matmuls, threads
+from ..simulate import Nobody, Recorder, Result, Watcher, label_counts, matmuls, public_images, threads
 from .orders import contract, order_of
 
 app = ServerApp()
@@ -96,7 +96,7 @@ def _carry_on(
         folder.log(f"note: {text}")
         watcher.note(text)
 
-    images = experiment.data.load()
+    images, public = experiment.data.load(), public_images(experiment)
     agreed = contract(experiment, images, json.loads((folder.path / "federation.json").read_text())["run"])
     keep_freed_memory()
     with threads(1), matmuls(experiment.precision):
@@ -132,6 +132,7 @@ def _carry_on(
             engine,
             experiment.plan,
             seed=experiment.seed,
+            auxiliary=None if public is None else experiment.public(public, images),
             state=start.state.map(lambda leaf: leaf.to(experiment.device)),
             round=start.round,
             observe=recorder,
