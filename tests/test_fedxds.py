@@ -618,7 +618,7 @@ def test_tables_of_the_paper():
     for grid in grids.values():
         for cell in grid.cells():
             config.read(None, cell.words)
-    assert len(grids) == 9
+    assert {f"fedxds/{name}" for name in ("table1", "table2", "table4", "sharing", "public")} <= grids.keys()
     assert grids["fedxds/table1"].paper["fedx_lrp", "cifar10/K10/0.05"].mean == 81.72
     assert grids["fedxds/table1"].paper["fedx_smoothgrad", "tiny_imagenet/K100/0.1"].mean == 31.53
     assert grids["fedxds/table2"].paper["fedx_lrp", "cifar10/K100/0.1"].mean == 23

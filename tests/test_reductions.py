@@ -451,8 +451,10 @@ class Unweighted(FedNova):
 class WithoutHalf(FedProx):
     """mu |w - theta|^2."""
 
-    def loss(self, client, weights, batch, out):
-        return 2 * super().loss(client, weights, batch, out) - client.objective(client, weights, batch, out)
+    def gradient(self, client, local, batch):
+        return replace(self, mu=2 * self.mu).pulled(client, local, batch)
+
+    pulled = FedProx.gradient
 
 
 class ScaledStatistics(FedAvg):
