@@ -78,9 +78,9 @@ def _converted(order: int, value: float, delta: float) -> float:
 
 def _by_dp_accounting(releases: Mapping[Release, int], delta: float) -> float:
     try:
-        from dp_accounting import dp_event, privacy_accountant
-        from dp_accounting.pld import PLDAccountant
-        from dp_accounting.rdp import RdpAccountant
+        from dp_accounting import dp_event, privacy_accountant  # pyright: ignore[reportMissingImports]
+        from dp_accounting.pld import PLDAccountant  # pyright: ignore[reportMissingImports]
+        from dp_accounting.rdp import RdpAccountant  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise BadInput(
             "accountant=dp_accounting needs a package of that name: pip install 'fedlens[privacy]'"
