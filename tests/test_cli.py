@@ -61,7 +61,8 @@ def fedlens(*words, cwd, **options) -> Ended:
 # Importing torch takes longer than most of these runs: this process does it once, then every order is carried out by
 # a fork of it, in a session of its own, with its own arguments, folder, files and exit code.
 NURSERY = """
-import contextlib, fcntl, gc, json, os, resource, sys, termios, traceback
+import contextlib, fcntl, gc, json, os, resource, signal, sys, termios, traceback
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit that it is ignored
 import fedlens.cli, fedlens.describe, fedlens.diff, fedlens.panel, fedlens.simulate
 with contextlib.suppress(ImportError):
     import pandas  # pyarrow would, each time
