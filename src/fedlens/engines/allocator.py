@@ -9,8 +9,8 @@ _LARGEST_ON_HEAP, _LARGEST_KEPT = 32 << 20, 512 << 20
 
 
 def keep_freed_memory() -> None:
-    """Steps allocate and free the same activations: given back to the system each time, a third of a small CNN's
-    step would be page faults. Only where the C library is glibc; elsewhere nothing changes."""
+    """Steps allocate and free the same activations: given back to the system each time, a fifth or more of a small
+    CNN's round would be page faults. Only where the C library is glibc; elsewhere nothing changes."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             library = ctypes.CDLL(None)
