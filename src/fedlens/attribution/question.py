@@ -20,7 +20,7 @@ from .operations import Rewriting, Rule, Step, is_relu
 Target = Literal["true", "predicted", "given", "all"]
 Score = Literal["logit", "logprob", "prob"]
 
-MOST = 1024  # images at a time; beyond it nothing gets faster
+MOST = 2048  # images at a time; beyond it nothing gets faster
 CPU_BUDGET = 1 << 30  # bytes at a time
 CUDA_SHARE = 16  # one part in so many of the device's memory: of all, not of what is free, so that bits repeat
 COPIES = 4  # a pass keeps the activations, their gradients and what the rules add
