@@ -1,0 +1,42 @@
+"""The four papers' methods over each other: which composition is worth having."""
+
+from __future__ import annotations
+
+from .fedxds import ALPHAS, CLIENTS, WORDS, column
+from .grid import Grid, Row
+
+_XDS = "algorithm=fedxds"
+ROWS = {
+    "fedavg": ("algorithm=fedavg",),
+    "uniform": ("algorithm=fedavg", "weighting=uniform"),
+    "scaffold": ("algorithm=scaffold",),
+    "fedsls": ("algorithm=fedsls",),
+    "fedsls, towards uniform": (
+        "algorithm=fedsls",
+        "algorithm.normalize=mean",
+        "algorithm.blend=0.5",
+        "algorithm.blend_with=uniform",
+    ),
+    "fedsls over scaffold": ("algorithm=fedsls", "algorithm.base=scaffold"),
+    "fedxds": (_XDS,),
+    "fedxds, uniform": (_XDS, "weighting=uniform"),
+    "fedxds over scaffold": (_XDS, "algorithm.base=scaffold"),
+    "fedxds over fedsls": (_XDS, "algorithm.base=fedsls"),
+    "fedxds over fedsls over scaffold": (_XDS, "algorithm.base=fedsls", "algorithm.base.base=scaffold"),
+    "fedxds over feddisco": (_XDS, "algorithm.base=feddisco"),
+    "fedxds over fedsam": (_XDS, "algorithm.base=fedsam"),
+}
+
+
+def tables() -> list[Grid]:
+    columns = {f"cifar10/{k}/{alpha}": column("cifar10", k, alpha) for k in CLIENTS for alpha in ALPHAS}
+    return [
+        Grid(
+            "compose/cifar10",
+            "methods over each other, with their parts alone, in the setting of fedxds/table1",
+            {name: Row(words) for name, words in ROWS.items()},
+            columns,
+            WORDS,
+            notes=("FedXDS's exchange gives noised, masked images to all: see docs/privacy.md before choosing it.",),
+        )
+    ]
