@@ -32,7 +32,7 @@ def test_fewer_images_at_a_time_where_memory_is_short(rows, monkeypatch):
     torch.testing.assert_close(attribute("lrp", net, weights, x, y), whole, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize(("gigabytes", "rows"), [(16, 256), (1, 16), (0.001, 1), (999, 1024)])
+@pytest.mark.parametrize(("gigabytes", "rows"), [(16, 256), (1, 16), (0.001, 1), (999, 2048)])
 def test_on_a_gpu_a_sixteenth_of_its_memory_is_taken(gigabytes, rows, monkeypatch):
     """For images that need four MiB each. Of the whole memory: the free one, and so the bits, depend on neighbours."""
     there = Tree(params=Tree(weight=SimpleNamespace(device=torch.device("cuda"))))
@@ -85,7 +85,7 @@ def test_saliency_of_fifty_thousand_images_takes_no_more_memory_at_the_end():
     """Mean of the last ten pieces against an early ten, in MiB; results kept piece by piece made it 400."""
     done = subprocess.run([sys.executable, "-c", MANY], capture_output=True, text=True, check=True)
     pieces, growth = done.stdout.split()
-    assert int(pieces) == 49 and float(growth) < 150, done.stdout
+    assert int(pieces) == 25 and float(growth) < 150, done.stdout
 
 
 @pytest.mark.parametrize("cam", ["gradcam", "gradcam++"])

@@ -154,6 +154,8 @@ SAMPLES = {
     "out": "there",
     "seed": "9",
     "evaluate.every": "2",
+    "defences": "median",
+    "attack": "noise",
 }
 
 

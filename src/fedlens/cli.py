@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json as json_module
 import math
@@ -222,6 +223,41 @@ def clients(
     print(*drawn, sep="\n")
 
 
+@app.command("time")
+def time_on_devices(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN ... [devices.KEY=VALUE ...]", show_default=False)],
+    devices: Annotated[str, typer.Option(help="phone, hospital or iot.")] = "phone",
+    targets: Annotated[str, typer.Option(help="Accuracies to reach, such as 0.8,0.9.")] = "",
+    json: Json = False,
+) -> None:
+    """How long runs would have taken on such devices, and until which accuracy; what their slowest clients did."""
+    from . import analysis, clock, config
+    from .core.errors import BadInput
+    from .report.figures import curve
+    from .runs import RunFolder
+
+    words = [word for word in runs if "=" in word]
+    if others := [word for word in words if not word.startswith("devices.")]:
+        raise BadInput(f"{others[0]} is no setting of devices; they look like devices.up=5")
+    profile = config.read(None, [f"devices={devices}", *words]).devices
+    if profile is None:
+        raise BadInput("--devices names no devices; there are phone, hospital and iot")
+    try:
+        wanted = [float(part) for part in targets.split(",") if part]
+    except ValueError:
+        raise BadInput(f"--targets is {targets!r}, but it should be accuracies such as 0.8,0.9") from None
+    rows = []
+    for name, path in analysis.named([word for word in runs if "=" not in word]).items():
+        found = clock.timing(path, profile)
+        looks = [*zip(*curve(RunFolder.open(path)), strict=True)]
+        reached = {f"seconds to {target:g}": clock.time_to(looks, target, found.rounds) for target in wanted}
+        parts = {part: sum(getattr(each, part) for each in found.slowest.values()) for part in clock.Seconds._fields}
+        rows.append(
+            {"run": name, "rounds": len(found.rounds), "seconds": sum(found.rounds.values()), **parts, **reached}
+        )
+    _say_json({"devices": config.plain(profile), "runs": rows}) if json else _print_rows(rows)
+
+
 @app.command()
 def bench(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
@@ -256,6 +292,79 @@ def bench(
         "first_round_seconds": "first round, s",
     }
     _print_rows([{short: row[name] for name, short in columns.items()} for row in rows])
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+def compare(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="METHOD ... [METHOD.key=value ...] [key=value ...]", show_default=False),
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="How many, such as 3, or which, such as 0,1,2.")] = "1",
+    runs: Annotated[bool, typer.Option("--runs", help="The words are folders of runs that are there already.")] = False,
+    processes: Annotated[int, typer.Option(min=0, help="Runs side by side; 0: as many as pay.")] = 0,
+    out: Annotated[
+        str, typer.Option(help="Its folder; without one runs/compare-..., the same for the same settings.")
+    ] = "",
+    json: Json = False,
+) -> None:
+    """Compare methods on the same data and splits: table, significance, curves, fairness, costs, and a page of it all.
+
+    Several values make a sweep: partition.alpha=0.05,0.1,0.5 or, of one method, fedprox.mu=0.01,0.1. What is done is
+    not run again: the same command goes on. Without data=, a look at the embedded digits that takes about two minutes.
+    """
+    from .comparison.board import board
+    from .comparison.compare import asked, compare, compare_existing, pictures, report
+    from .papers.grid import seeds_of
+
+    try:
+        if runs:
+            found, place = compare_existing([Path(word) for word in words or ()]), Path(out or "runs/compared")
+            found.write(place)
+        else:
+            what = asked(words or ())
+            place = Path(out) if out else what.folder
+            found = compare(what, seeds_of(seeds), place, board(json), processes)
+        drawn = [str(path) for path in pictures(found, place)]
+        page = report(found, place)
+    except KeyboardInterrupt:
+        raise _Explained(_complain("stopped; the same command goes on where it was", 130)) from None
+    if json:
+        _say_json({**found.plain(), "pictures": drawn, "report": page and str(page), "folder": str(place)})
+    else:
+        for setting, *tables in found.tables():
+            print(f"\n{setting}" if setting else "")
+            for table in tables:
+                _print_rows(table)
+        print("\n".join(found.said()))
+        print(*drawn, place / "compare.md", *([page] if page else []), sep="\n")
+    raise typer.Exit(0 if found.complete else 1)
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+def recommend(
+    words: Words = None,
+    runs: Annotated[str, typer.Option(help="A comparison of your own, as evidence beside ours.")] = "",
+    megabytes: Annotated[float, typer.Option("--bytes", min=0, help="Megabytes a client may send in a round.")] = 0.0,
+    privacy: Annotated[bool, typer.Option("--privacy", help="Nothing but model updates may leave a client.")] = False,
+    personal: Annotated[bool, typer.Option("--personal/--global", help="Which model counts.")] = False,
+    json: Json = False,
+) -> None:
+    """Methods worth trying on a split like yours (data=... partition.alpha=... clients=...), with the evidence."""
+    from dataclasses import asdict
+
+    from . import config
+    from .recommend import known, recommend, results_of
+
+    evidence = [*(results_of(Path(runs), runs) if runs else ()), *known()]
+    kind = "personal" if personal else "global"
+    found = recommend(config.read(*_split(words)), evidence, kind, megabytes=megabytes, private=privacy)
+    if json:
+        _say_json(asdict(found))
+        return
+    if found.advice:
+        _print_rows([asdict(one) for one in found.advice])
+    print("\n".join(found.notes))
 
 
 @app.command()
@@ -364,6 +473,38 @@ def audit(
     for name, why in found.skipped.items():
         print(f"{name} was not tried: {why}")
     print(f"{found.run}/audit.md, pictures in {found.run}/figures; {found.seconds:.1f} s")
+
+
+@app.command()
+def report(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN ...", show_default=False, help="Runs, or folders of them.")],
+    out: Annotated[str, typer.Option(help="The HTML file; without it report.html beside the runs.")] = "",
+    json: Json = False,
+) -> None:
+    """One HTML file about runs that needs nothing else: the answer in words, curves, tables, clients, bytes, audits."""
+    from .report.page import write
+
+    place = Path(out) if out else (Path(runs[0]) if len(runs) == 1 else Path()) / "report.html"
+    written = write([Path(run) for run in runs], place)
+    _say_json({"report": str(written), "bytes": written.stat().st_size}) if json else print(written)
+
+
+@app.command()
+def ui(
+    folder: Annotated[str, typer.Argument(help="Where runs are, or one of them.")] = "runs",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8765,
+    host: Annotated[str, typer.Option(help="Another address lets others in, and needs --token.")] = "127.0.0.1",
+    token: Annotated[
+        str, typer.Option(envvar="FEDLENS_UI_TOKEN", help="A word of 16 letters or more that visitors must know.")
+    ] = "",
+) -> None:
+    """A live page over a folder of runs: curves as they grow, comparisons, clients, reports; it can stop a run."""
+    from .ui.server import Server
+
+    with Server(folder, host, port, token) as server:
+        print(f"{server.address}  (Ctrl-C ends it)", flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            server.serve_forever()
 
 
 data_app = typer.Typer(no_args_is_help=True, help="Data sets and splits.", rich_markup_mode=None)

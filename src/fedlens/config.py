@@ -26,9 +26,11 @@ from .core.errors import BadInput, nearest
 from .core.optimizer import SCHEDULES, Schedule
 from .core.transform import TRANSFORMS, Transform
 from .data import DATASETS, PARTITIONS, DataSource, Partition
+from .devices import DEVICES, Devices
 from .experiment import Experiment
 from .models import MODELS, Model
 from .privacy.clients import ClientPrivacy
+from .robust import ATTACKS, DEFENCES, Attack, Defence
 
 REGISTRIES: dict[type, Mapping[str, type]] = {
     DataSource: DATASETS,
@@ -38,6 +40,9 @@ REGISTRIES: dict[type, Mapping[str, type]] = {
     Recipe: ALGORITHMS,
     Schedule: SCHEDULES,
     Transform: {**TRANSFORMS, ClientPrivacy.name: ClientPrivacy},
+    Defence: DEFENCES,
+    Attack: ATTACKS,
+    Devices: DEVICES,
 }
 
 # What users of other tools type, and what it is called here.
@@ -64,6 +69,8 @@ ALIASES = {
     **dict.fromkeys(("output", "output_dir", "out_dir", "name"), "out"),
     **dict.fromkeys(("random_seed", "rng_seed"), "seed"),
     "eval_every": "evaluate.every",
+    **dict.fromkeys(("defence", "defense", "defenses"), "defences"),
+    "attack.kind": "attack",
 }
 
 

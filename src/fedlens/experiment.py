@@ -21,12 +21,16 @@ from .core.errors import BadInput
 from .core.fields import Count, Momentum, NonNegative, Number, Positive, Share
 from .core.network import Buffers, Network, Precision
 from .core.optimizer import Adam, Optimizer, Schedule, Sgd
+from .core.policy import RoundPolicy
 from .core.rng import key, seeded
 from .core.run import timetable
 from .core.transform import Transform
 from .core.weighting import WEIGHTINGS
 from .data import DATASETS, PARTITIONS, DataSource, Images, Partition, Prepare, Split, federate
+from .devices import Devices
+from .faults import Faults
 from .models import MODELS, Model
+from .robust import Attack, Defence
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,13 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
+class RayCluster:
+    """Where engine=ray finds its machines."""
+
+    address: str = ""  # such as 10.0.0.1:6379; without one: $RAY_ADDRESS, or a cluster on this machine alone
+
+
+@dataclass(frozen=True)
 class Experiment:
     data: DataSource = DATASETS["mnist5k"]()
     auxiliary: DataSource | None = None  # public data at the server, for methods that need some (feddf, fedaux)
@@ -74,10 +85,16 @@ class Experiment:
     weighting: Literal["auto", "samples", "uniform", "batches"] = "auto"  # auto: what the method's paper does
     buffers: Buffers = "average"  # running statistics of BatchNorm: averaged, or kept by each client
     uplink: tuple[Transform, ...] = ()  # what is done to uploads, in order
+    defences: tuple[Defence, ...] = ()  # what the server does to uploads before it averages them, in order
+    attack: Attack | None = None  # hostile clients, in simulation
+    policy: RoundPolicy = RoundPolicy()  # whom a round asks, how long it waits, when it counts
+    faults: Faults = Faults()  # what goes wrong on the way, in simulation
     augment: Literal["none", "flip", "crop_flip"] = "none"
     evaluate: Evaluation = Evaluation()
-    engine: Literal["auto", "sequential", "workers", "lanes"] = "auto"
-    workers: Number = 0  # processes; 0: one per core
+    devices: Devices | None = None  # what clients run on, for simulated seconds; changes nothing that is learned
+    engine: Literal["auto", "sequential", "workers", "lanes", "ray"] = "auto"
+    workers: Number = 0  # processes, or actors of engine=ray; 0: one per core (ray on GPUs: one per GPU)
+    ray: RayCluster = RayCluster()
     lanes: Number = 0  # clients side by side on a GPU; 0: as many as fit
     device: str = "auto"
     residency: Literal["auto", "device", "host"] = "auto"  # where images lie; auto: on the GPU when they fit
@@ -88,6 +105,7 @@ class Experiment:
     keep: Number = 0  # rounds between checkpoints that stay, to look at later; 0: only the last two
     picture: bool = True  # draw the run when it is complete
     transcript: NonNegative = 0.0  # MiB at most of what crosses that is kept for `fedlens audit`; 0: nothing
+    track: tuple[Literal["tensorboard", "mlflow", "wandb", "trackio"], ...] = ()  # tools that are told of every round
     seed: int = 0
     out: str = ""  # the run's folder; without one: runs/DATA-ALGORITHM-N
 
@@ -105,6 +123,7 @@ class Experiment:
             size=local.batch_size,
             weighting=WEIGHTINGS.get(self.weighting),
             uplink=self.uplink,
+            defences=self.defences,
         )
 
     def placed(self) -> Experiment:
@@ -118,6 +137,7 @@ class Experiment:
             precision = "fp32" if device == "cpu" else "bf16"
         if precision in ("bf16", "tf32") and device == "cpu":
             raise BadInput(f"precision={precision} needs a GPU; on the CPU use fp32 or fp64")
+        self._check_accounts()
         largest = max((stage.cohort.size(self.clients) for stage, _, _ in self.timetable()), default=1)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         workers = self.workers or min(cores, largest)
@@ -132,8 +152,23 @@ class Experiment:
                 "engine=workers needs classes that other processes can import: move those of your script or notebook "
                 "to a module beside it, or use engine=sequential"
             )
-        workers = workers if engine == "workers" else 1
+        if engine == "ray" and device.startswith("cuda:"):
+            raise BadInput(f"engine=ray gives every actor a GPU of its own: device=cuda, not {device}")
+        workers = workers if engine == "workers" else self.workers if engine == "ray" else 1
         return replace(self, engine=engine, workers=workers, device=device, precision=precision)
+
+    def _check_accounts(self) -> None:
+        """uplink=dp states what it does of the cohorts that are drawn; with trust=aggregator, of everyone's noise."""
+        for transform in self.uplink:
+            trust = getattr(transform, "trust", None)
+            if trust and (self.policy.oversample or self.policy.failures):
+                raise BadInput(
+                    "uplink dp accounts for cohorts as they are drawn: no policy.oversample, policy.failures"
+                )
+            if trust == "aggregator" and self.faults:
+                raise BadInput(
+                    "uplink dp with trust=aggregator counts on everyone's noise, which faults take away: trust=nobody"
+                )
 
     @property
     def importable(self) -> bool:
@@ -149,7 +184,10 @@ class Experiment:
     def federation(self, images: Images) -> tuple[Federation, Split]:
         """Who owns which images; the same for every method, engine and model."""
         dtype = torch.float64 if self.precision == "fp64" else torch.float32
-        return federate(images, self.partition, self.clients, self.seed, augment=self.augment, dtype=dtype)
+        federation, split = federate(images, self.partition, self.clients, self.seed, augment=self.augment, dtype=dtype)
+        if self.attack is not None:
+            federation = self.attack.poisoned(federation, len(images.classes), self.seed)
+        return federation, split
 
     @property
     def needs_public_data(self) -> bool:

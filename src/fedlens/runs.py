@@ -231,6 +231,7 @@ def config_hash(config: dict[str, Any]) -> str:
         "out",
         "engine",
         "workers",
+        "ray",
         "lanes",
         "compile",
         "residency",
@@ -239,6 +240,7 @@ def config_hash(config: dict[str, Any]) -> str:
         "keep",
         "picture",
         "transcript",
+        "track",
     )
     science = {k: v for k, v in config.items() if k not in elsewhere}
     return _digest(json.dumps(science, sort_keys=True).encode())

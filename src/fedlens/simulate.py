@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -14,26 +15,36 @@ import torch
 
 from . import config
 from .audit.transcript import Recording
+from .clock import Clock, time_to
 from .core.algorithm import Server
 from .core.batches import Federation
+from .core.check import Check
 from .core.cohort import Everyone
-from .core.errors import BadInput
+from .core.errors import BadInput, RunFailed
 from .core.evaluate import Evaluate, total
 from .core.ledger import Ledger
 from .core.memories import GIB, Memories, prune
+from .core.network import Network
+from .core.policy import EVERY_REPLY
 from .core.rng import key
-from .core.run import Engine, Job, Reply
+from .core.run import Answers, Engine, Job, Reply, ask
 from .core.run import run as run_rounds
 from .core.tree import Tree
 from .data import Images
 from .engines.allocator import keep_freed_memory
 from .engines.lanes import Lanes
+from .engines.rehearsal import Rehearsal
 from .engines.sequential import Sequential
 from .engines.worker import Storage
 from .engines.workers import Workers
 from .experiment import Experiment, devices, parts, settled
+from .faults import Faulty
 from .privacy.disclosure import Disclosure
+from .robust import Backdoor, scope
+from .robust.attacks import Hostile
 from .runs import Checkpoint, RunFolder, code_hash, config_hash, passport
+from .track import check as check_trackers
+from .track import tracked
 
 
 @dataclass(frozen=True)
@@ -51,10 +62,20 @@ class Result:
     engine: str
     accuracy_last: float | None = None  # mean of the last looks
     accuracy_best: float | None = None
-    targets: dict[str, dict[str, float] | None] = field(default_factory=dict)  # accuracy -> round, bytes
+    backdoor: float | None = None  # share of patched test images that attack=backdoor gets taken for its target
+    simulated_seconds: float | None = None  # on `devices`
+    targets: dict[str, dict[str, float] | None] = field(default_factory=dict)  # accuracy -> round, bytes, seconds
+    setbacks: dict[str, int] = field(default_factory=dict)  # replies missing, late, refused; rounds void
 
     def plain(self) -> dict[str, Any]:
         return asdict(self)
+
+
+STOP = "stop"  # a file of this name in its folder asks a run to end after the round it is in
+
+
+class Stopped(RunFailed):
+    """Somebody asked the run to end, and it did; all of it is saved."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +118,9 @@ def run(experiment: Experiment | None = None, *, watcher: Watcher | None = None)
         raise BadInput(f"local.batch_size is {experiment.local.batch_size}, but there are {len(images.train)} images")
     experiment.federation(images)
     experiment.network(images)
+    scope.check(experiment, images)
     public_images(experiment)
+    check_trackers(experiment)
     folder = RunFolder.create(experiment, config.to_yaml(experiment))
     with folder.locked():
         return _carry_on(folder, experiment, None, [], watcher or Nobody(), images)
@@ -107,12 +130,14 @@ _CHANGEABLE = (
     "rounds",
     "engine",
     "workers",
+    "ray.address",
     "lanes",
     "residency",
     "memory",
     "checkpoint",
     "keep",
     "picture",
+    "track",
     "uplink.dp.budget",
 )
 
@@ -187,24 +212,35 @@ def _carry_on(
     folder.memories.mkdir(exist_ok=True)
     prune(folder.memories, before=0, after=start.round)
     keep_freed_memory()
-    with threads(1), matmuls(experiment.precision):
+    tracking = tracked(watcher, experiment, folder.path, start.round)
+    with _last_words(folder), threads(1), matmuls(experiment.precision), tracking as watcher:
         net = experiment.network(images).to(experiment.device)
         federation = settled(experiment, federation)
-        engine = _engine(experiment, net, federation, folder, start.round)
+        engine, attack = _engine(experiment, net, federation, folder, start.round), experiment.attack
+        if attack is not None and attack.forges:
+            engine = Hostile(engine, attack, experiment.seed)
         try:
             recorder = Recorder(folder, experiment, engine, start, watcher)
+            if experiment.devices is not None:
+                sizes = [len(federation.train[i]) for i in range(len(federation.train))]
+                recorder.clock = Clock(experiment, images, sizes, experiment.devices)
+            if isinstance(attack, Backdoor):
+                recorder.backdoor = attack.success(net, federation)
             recorder.disclosure.refuse(start.round)
             watcher.begin(experiment, folder.path, notes + list(split.notes), start.round, recorder.rounds)
             run_rounds(
                 experiment.algorithm,
                 net,
-                engine,
+                Faulty(engine, experiment.faults) if experiment.faults else engine,
                 experiment.plan,
                 seed=experiment.seed,
                 auxiliary=None if public is None else experiment.public(public, images),
                 state=start.state.map(lambda leaf: leaf.to(experiment.device)),
                 round=start.round,
                 observe=recorder,
+                policy=experiment.policy,
+                # Where nothing is injected, clients are this very program.
+                check=reply_check(experiment, net, federation) if experiment.faults else None,
             )
             result = recorder.conclude()
         finally:
@@ -214,6 +250,23 @@ def _carry_on(
 
         first_look(folder, folder.figures / "run")
     return result
+
+
+@contextmanager
+def _last_words(folder: RunFolder) -> Iterator[None]:
+    """Why a run ended early, in its log; one that is killed has none."""
+    try:
+        yield
+    except BaseException as error:
+        stopped = isinstance(error, KeyboardInterrupt | Stopped)
+        said = " ".join(str(error).split())
+        with suppress(OSError):  # the disk may be full, which is then the reason
+            folder.log("stopped" if stopped else f"failed: {said or type(error).__name__}")
+        raise
+
+
+def reply_check(experiment: Experiment, net: Network, federation: Federation) -> Check:
+    return Check(Rehearsal(net, federation.data), experiment.policy.largest)
 
 
 def public_images(experiment: Experiment) -> Images | None:
@@ -232,10 +285,31 @@ def _engine(experiment: Experiment, net, federation, folder: RunFolder, round: i
     if experiment.engine == "workers":
         sizes = [len(federation.train[i]) for i in range(len(federation.train))]
         return Workers(partial(parts, experiment), sizes, experiment.workers, Storage(folder.memories, limit, round))
-    memories = Memories(folder.memories, limit, round)
-    if experiment.engine == "lanes":
+    if experiment.engine == "ray":
+        from .engines.ray import RayActors
+
+        sizes = [len(federation.train[i]) for i in range(len(federation.train))]
+        return RayActors(
+            partial(_in_actor, experiment),
+            sizes,
+            Storage(folder.memories, limit, round),
+            actors=experiment.workers,
+            address=experiment.ray.address,
+            device=experiment.device,
+        )
+    return _in_process(experiment, net, federation, Memories(folder.memories, limit, round))
+
+
+def _in_process(experiment: Experiment, net, federation, memories: Memories) -> Sequential:
+    if experiment.engine == "lanes" or (experiment.engine == "ray" and experiment.device != "cpu"):
         return Lanes(net, federation, lanes=experiment.lanes, devices=devices(experiment.device), memories=memories)
     return Sequential(net, federation, memories=memories)
+
+
+def _in_actor(experiment: Experiment, memories: Memories) -> Sequential:
+    """The engine of a process that does nothing else, as long as it lives."""
+    matmuls(experiment.precision).__enter__()
+    return _in_process(experiment, *parts(experiment), memories)
 
 
 def _same_origin(before: dict[str, Any], now: dict[str, Any]) -> None:
@@ -285,13 +359,24 @@ class Recorder:
         self.transcript = Recording(folder.path / "transcript", limit, start.round) if limit else None
         for table in (self.metrics, self.bytes):
             table.cut(start.round)
+        self._stop = folder.path / STOP
+        self._stop.unlink(missing_ok=True)  # it was meant for an earlier process
         self._began = time.perf_counter() - start.seconds
         self._last_round = start.seconds
         self._look: tuple[float, float] | None = None
+        self.clock: Clock | None = None
+        self.check: Check | None = None  # of answers about clients' own models
+        self.backdoor: Callable[[Tree], float] | None = None  # of a model: how often attack=backdoor succeeds
 
-    def __call__(self, server: Server, job: Job, replies: list[Reply]) -> None:
-        cohort, last = [reply.client for reply in replies], server.round == self.rounds
-        self.bytes.add(self.ledger.book(job, cohort, replies, round=server.round))
+    def __call__(self, server: Server, job: Job, replies: Answers) -> None:
+        received, last = sorted(replies.received, key=lambda reply: reply.client), server.round == self.rounds
+        cohort = sorted({reply.client for reply in received})
+        entries = self.ledger.book(job, cohort, received, round=server.round)
+        self.metrics.add(setbacks(server.round, replies))
+        self.bytes.add(entries)
+        if self.clock is not None:
+            simulated = self.clock.round(server.round, entries)
+            self.metrics.add([(server.round, None, "", "", "", "simulated seconds", simulated)])
         evaluate = self.experiment.evaluate
         closing = server.round > self.rounds - evaluate.closing
         if last or closing or _due(server.round, evaluate.every):
@@ -303,7 +388,8 @@ class Recorder:
         self._last_round = seconds
         self.disclosure.book(job, replies)
         full = self.transcript.add(job, replies) if self.transcript else ""  # before the checkpoint: no gap if killed
-        stops = self.disclosure.overspends(server.round + 1) is not None
+        asked_to_stop = self._stop.exists()
+        stops = asked_to_stop or self.disclosure.overspends(server.round + 1) is not None
         due = any(_due(server.round, every) for every in (self.experiment.checkpoint, self.experiment.keep))
         if last or stops or due:
             self.disclosure.write(server.round, self.folder.write_json)
@@ -311,7 +397,8 @@ class Recorder:
             self.metrics.flush()
             self.bytes.flush()
             self.folder.save(Checkpoint(server.round, server.state, self.ledger, seconds), self.experiment.keep)
-        for note in [*job.stage.algorithm.notes(replies), *([full] if full else [])]:
+        notes = job.stage.algorithm.notes(replies) if replies else []
+        for note in [*notes, *said(server.round, replies), *([full] if full else [])]:
             self.folder.log(f"note: {note}")
             self.watcher.note(note)
         accuracy, loss = self._look or (None, None)
@@ -319,6 +406,10 @@ class Recorder:
         self.folder.log(line(progress))
         self.watcher.round(progress)
         self.disclosure.refuse(server.round)
+        if asked_to_stop:
+            self._stop.unlink(missing_ok=True)
+            if not last:
+                raise Stopped(f"stopped after round {server.round} of {self.rounds}, as asked")
 
     def _look_at_global(self, server: Server, job: Job) -> tuple[float, float] | None:
         """The global model on the pooled test set; none when clients keep a part of it."""
@@ -330,6 +421,8 @@ class Recorder:
         accuracy, loss = (float(score[name]) / int(score.examples) for name in ("correct", "loss"))
         where = server.round, None, "pooled test", "global", "examples"
         self.metrics.add([(*where, "accuracy", accuracy), (*where, "loss", loss)])
+        if self.backdoor is not None:
+            self.metrics.add([(*where, "backdoor", self.backdoor(model))])
         return accuracy, loss
 
     def _look_at_personal(self, server: Server, job: Job) -> None:
@@ -343,9 +436,13 @@ class Recorder:
             stage = job.stage.errand(Evaluate(base=algorithm), **how)
             look = Job(stage, algorithm.broadcast(server), job.shared, server.round, job.at, job.since, job.seed)
             cohort = Everyone()(server.population, key(job.seed, "evaluation"))
-            replies = sorted(self.engine.run(look, cohort), key=lambda reply: reply.client)
-            self.bytes.add(self.ledger.book(look, cohort, replies, round=server.round, purpose="evaluation"))
-            self._book_personal(server.round, name, replies)
+            replies, _ = ask(self.engine, server, look, cohort, EVERY_REPLY, self.check)
+            self.bytes.add(self.ledger.book(look, cohort, replies.received, round=server.round, purpose="evaluation"))
+            for note in said(server.round, replies):
+                self.folder.log(f"note: {note}")
+                self.watcher.note(note)
+            if replies:
+                self._book_personal(server.round, name, replies)
 
     def _book_personal(self, round: int, name: str, replies: list[Reply]) -> None:
         found = {r.client: r.upload for r in replies if int(r.upload.examples)}
@@ -364,6 +461,26 @@ class Recorder:
         result = summary(self.folder, self.experiment)
         self.folder.write_json("result.json", result.plain())
         return result
+
+
+def setbacks(round: int, answers: Answers) -> Iterator[tuple[Any, ...]]:
+    """Rows of the metrics: whose reply was missing, late or refused, and whether the round does not count."""
+    kinds = {
+        "missing": answers.missing,
+        "late": [reply.client for reply in answers.late],
+        "refused": [reply.client for reply, _ in answers.refused],
+        "void": [None] if answers.void else [],
+    }
+    return ((round, client, "", "", "", kind, 1.0) for kind, clients in kinds.items() for client in clients)
+
+
+def said(round: int, answers: Answers) -> list[str]:
+    """Whom a round went on without, in a sentence; and whether it was for nothing."""
+    parts = [f"client {reply.client}: {why}" for reply, why in answers.refused]
+    for clients, why in (([reply.client for reply in answers.late], "late"), (answers.missing, "no reply")):
+        parts += [f"client{'s' * (len(clients) > 1)} {', '.join(map(str, clients))}: {why}"] if clients else []
+    notes = [f"round {round} goes on without {'; '.join(parts)}"] if parts else []
+    return [*notes, f"round {round} leaves the model as it was: {answers.void}"] if answers.void else notes
 
 
 def _due(round: int, every: int) -> bool:
@@ -392,7 +509,7 @@ def summary(folder: RunFolder, experiment: Experiment) -> Result:
     rows = folder.metrics().to_pylist()
     curve = {
         name: [(row["round"], row["value"]) for row in rows if row["model"] == "global" and row["metric"] == name]
-        for name in ("accuracy", "loss")
+        for name in ("accuracy", "loss", "backdoor")
     }
     accuracies = [value for _, value in curve["accuracy"]]
     last = accuracies[-experiment.evaluate.last :]
@@ -402,6 +519,8 @@ def summary(folder: RunFolder, experiment: Experiment) -> Result:
         if row["client"] is None and row["split"] == "client test" and row["round"] == end:
             name = row["model"].removeprefix("personal ")
             personal.setdefault(name, {})[row["metric"].removeprefix("accuracy_")] = row["value"]
+    kinds = Counter(row["metric"] for row in rows if row["metric"] in ("missing", "late", "refused", "void"))
+    simulated = {row["round"]: row["value"] for row in rows if row["metric"] == "simulated seconds"}
     manifest, _ = folder.load()
     assert manifest is not None  # a complete run ends with a checkpoint
     return Result(
@@ -416,15 +535,25 @@ def summary(folder: RunFolder, experiment: Experiment) -> Result:
         engine=experiment.engine,
         accuracy_last=sum(last) / len(last) if last else None,
         accuracy_best=max(accuracies, default=None),
-        targets={f"{target:g}": _reached(folder, curve["accuracy"], target) for target in experiment.evaluate.targets},
+        backdoor=curve["backdoor"][-1][1] if curve["backdoor"] else None,
+        simulated_seconds=sum(simulated.values()) if simulated else None,
+        targets={
+            f"{target:g}": _reached(folder, curve["accuracy"], target, simulated)
+            for target in experiment.evaluate.targets
+        },
+        setbacks=dict(kinds),
     )
 
 
-def _reached(folder: RunFolder, curve: list[tuple[int, float]], target: float) -> dict[str, float] | None:
-    """The first round whose accuracy is at least the target, and the bytes until then; None: never."""
+def _reached(
+    folder: RunFolder, curve: list[tuple[int, float]], target: float, simulated: dict[int, float]
+) -> dict[str, float] | None:
+    """The first round whose accuracy is at least the target, bytes and simulated seconds until then; None: never."""
     first = next((round for round, accuracy in curve if accuracy >= target), None)
     if first is None:
         return None
     table = folder.bytes().to_pylist()
     spent = [row for row in table if row["round"] <= first and not row["kind"].startswith("evaluation")]
-    return {"round": first, "bytes": sum(row["payload"] + row["header"] for row in spent)}
+    found: dict[str, float] = {"round": first, "bytes": sum(row["payload"] + row["header"] for row in spent)}
+    seconds = time_to(curve, target, simulated) if simulated else None
+    return found if seconds is None else {**found, "simulated_seconds": seconds}

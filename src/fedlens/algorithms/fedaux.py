@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..core.algorithm import Errand, Server
 from ..core.batches import Dataset, Shard, plan
+from ..core.check import misshapen
 from ..core.evaluate import pieces
 from ..core.fields import Count, Number, Open, Positive
 from ..core.network import Network
@@ -97,6 +98,9 @@ class Score(Errand):
         ticket = torch.tensor(client.key)
         return Tree(scores=scores, ticket=ticket), Tree(ticket=ticket)
 
+    def objection(self, server, upload, expected):
+        return misshapen(upload, expected)
+
     def aggregate(self, server, uploads):
         found = {name: torch.stack([upload[name] for upload in uploads]) for name in ("scores", "ticket")}
         kept = Tree(
@@ -132,6 +136,11 @@ class ByLikeness(FedDF):
     def finish(self, client, local):
         upload, memory = super().finish(client, local)
         return upload.replace(ticket=client.memory.ticket), memory
+
+    def objection(self, server, upload, expected):
+        other = super().objection(server, upload, expected)
+        known = server.state.tickets.tolist() if "tickets" in server.state else []
+        return other or ("" if int(upload.ticket) in known else "no scores were given under its ticket")
 
     def chosen(self, server, data):
         return server.state.distil

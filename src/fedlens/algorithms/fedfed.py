@@ -18,7 +18,7 @@ from ..privacy.statement import SEEDED, Statement
 from . import fedxds
 from .fedavg import FedAvg
 from .pse import PSE
-from .sharing import Form, WithSharedData, assembled, packed
+from .sharing import Form, WithSharedData, assembled, fault, packed
 
 _BLOCK = 500  # images at a time, on every device: the draws of a block have one key
 
@@ -206,6 +206,10 @@ class Exchange(Errand):
             for number, block in enumerate(blocks)
         ]
         return Tree({name: torch.cat([gift[name] for gift in gifts]) for name in gifts[0]}), Tree()
+
+    def objection(self, server, upload, expected):
+        _, classes = head_shape(server.net, "fedfed")
+        return fault(upload, expected, classes)
 
     def aggregate(self, server, uploads):
         _, classes = head_shape(server.net, "fedfed")

@@ -56,6 +56,12 @@ class FedFTG(Algorithm):
         shape = torch.tensor(client.data.whole.x[client.data.index[:1]].shape[1:], dtype=torch.int32)
         return upload.replace(counts=label_counts(client), shape=shape), memory
 
+    def objection(self, server, upload, expected):
+        """Images of the size that a client says are made here."""
+        other = super().objection(server, upload, expected)
+        size = upload.shape.tolist()
+        return other or ("" if size == expected.shape.tolist() else f"it says that images have the shape {size}")
+
     def aggregate(self, server, uploads):
         state = super().aggregate(server, uploads).replace(turns=server.state.turns + 1)
         return self.tuned(server, state, uploads) if self.iterations else state

@@ -52,6 +52,7 @@ class WeighPixels(Errand):
     epochs: Count = 20
 
     judged: ClassVar = ()  # no model moves
+    unknown: ClassVar = ("saliency",)
 
     def broadcast(self, server):
         return Tree(seed=torch.tensor(server.key)) if self.down == "autoencoder" else Tree()

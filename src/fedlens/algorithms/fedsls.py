@@ -106,6 +106,7 @@ class Weigh(Errand):
     by: Any = None  # of_images(client, weights, piece) -> [images]
 
     judged: ClassVar = ()  # no model moves
+    unknown: ClassVar = ("saliency",)
     begin, phase, step = Algorithm.begin, Algorithm.phase, Algorithm.step  # no proximal term, no control variates
 
     def start(self, client):
@@ -182,6 +183,8 @@ class Weighed(Errand):
 
     blend: Share = 0.0
     blend_with: Blend = "samples"
+
+    unknown: ClassVar = ("weight",)
 
     @property
     def judged(self):  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -24,7 +24,7 @@ from ..privacy.response import randomised_response, whole_mask_epsilon
 from ..privacy.statement import SEEDED, Statement
 from .fedavg import FedAvg
 from .pse import PSE
-from .sharing import Form, Mix, WithSharedData, assembled, packed
+from .sharing import Form, Mix, WithSharedData, assembled, fault, packed
 
 _METHODS = {"ig": "integrated_gradients", "smoothgrad": "smoothgrad", "inputxgrad": "input_x_gradient"}
 _BLOCK = 500  # images at a time, on every device: the draws of a block have one key
@@ -280,6 +280,9 @@ class Exchange(Errand):
         count = math.ceil(self.by.share_fraction * len(client.data))
         order = torch.randperm(len(client.data), generator=generator(key(client.key, "share")))[:count].sort().values
         return Shard(client.data.whole, client.data.index[order.to(client.data.index.device)])
+
+    def objection(self, server, upload, expected):
+        return fault(upload, expected, _classes(server.net))
 
     def aggregate(self, server, uploads):
         return server.state.replace(shared=assembled(uploads, _classes(server.net)))

@@ -46,20 +46,22 @@ def unpacked(shared: Tree, index: Tensor, like: Tensor) -> tuple[Tensor, Tensor]
         scale, low = (shared[name][index].to(like).view(-1, *[1] * (x.dim() - 1)) for name in ("scale", "low"))
         x = x * scale + low
     if "place" in shared:
-        place = shared.place[index].long()[:, None].expand(-1, x.shape[1], -1)
-        x = x.new_zeros(len(index), x.shape[1], like.shape[2] * like.shape[3]).scatter(2, place, x)
+        pixels = like.shape[2] * like.shape[3]
+        place = shared.place[index].long().clamp(max=pixels - 1)  # the server cannot tell what some client made up
+        place = place[:, None].expand(-1, x.shape[1], -1)
+        x = x.new_zeros(len(index), x.shape[1], pixels).scatter(2, place, x)
     return x.view(len(index), *like.shape[1:]), shared.y[index].long()
 
 
 def assembled(uploads: Sequence[Tree], classes: int | None) -> Tree:
     """All that clients gave, in client order; stops the run where an upload cannot be what a client packed."""
     for number, upload in enumerate(uploads, 1):
-        if fault := _fault(upload, uploads[0], classes):
-            raise RunFailed(f"shared data of client {number} of {len(uploads)} are damaged: {fault}")
+        if wrong := fault(upload, uploads[0], classes):
+            raise RunFailed(f"shared data of client {number} of {len(uploads)} are damaged: {wrong}")
     return Tree({name: torch.cat([upload[name] for upload in uploads]) for name in sorted(uploads[0])})
 
 
-def _fault(upload: Tree, first: Tree, classes: int | None) -> str:
+def fault(upload: Tree, first: Tree, classes: int | None) -> str:
     """What is wrong with an upload, in words; nothing is the usual answer."""
     if not {"x", "y"} <= upload.keys() or upload.keys() != first.keys():
         return f"it holds {', '.join(upload) or 'nothing'}, where others hold {', '.join(first)}"

@@ -114,6 +114,19 @@ class SPATL(Algorithm):
         download = super().broadcast(server)
         return download.replace(control=server.state.control) if self.control_scale else download
 
+    def objection(self, server, upload, expected):
+        """kept says how many rows delta must have."""
+        layers = self.layers(server.net)
+        if not layers or "kept" not in expected:
+            return super().objection(server, upload, expected)
+        if upload.kept.shape != expected.kept.shape:
+            return f"kept is {list(upload.kept.shape)}, and should be {list(expected.kept.shape)}"
+        rows, whole = row_indices(unpacked(upload.kept, layers), layers), server.state.model
+        sent = expected.replace(delta=Tree({part: _short(tree, rows) for part, tree in whole.items()}))
+        if self.control_scale and self.control_upload == "salient":
+            sent = sent.replace(control=_short(server.state.control, rows))
+        return super().objection(server, upload, sent)
+
     def aggregate(self, server, uploads):
         """A filter that a client did not send moved by nothing there."""
         layers, whole = self.layers(server.net), server.state.model
@@ -332,6 +345,12 @@ def accuracies(net: Network, weights: Tree, tried: Sequence[Kept], part: Shard) 
 def gathered(tree: Tree, rows: dict[str, Tensor]) -> Tree:
     """The rows of weights that have some, all else whole."""
     return Tree({name: leaf[rows[name]] if name in rows else leaf for name, leaf in tree.items()})
+
+
+def _short(tree: Tree, rows: dict[str, Tensor]) -> Tree:
+    """As `gathered`, without values."""
+    meta = {name: leaf.to("meta") for name, leaf in tree.items()}
+    return Tree({n: t.new_empty(len(rows[n]), *t.shape[1:]) if n in rows else t for n, t in meta.items()})
 
 
 def spread(tree: Tree, like: Tree, rows: dict[str, Tensor]) -> Tree:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .batches import Dataset, Shard
+from .check import misshapen
 from .cohort import Cohort, Everyone
 from .errors import BadInput
 from .fields import Positive
@@ -74,6 +75,7 @@ class Stage:
     objective: Callable = cross_entropy
     weighting: Any = None  # how much a client counts: a function of the client; None: what the algorithm prefers
     uplink: tuple[Any, ...] = ()  # encode(client, upload) -> (upload, memory); decode(server, upload)
+    defences: tuple[Any, ...] = ()  # defence(server, uploads) -> uploads that may be believed, after decode
     fresh: bool = False  # forget server state (but `shared`) and client memories first
 
     def __post_init__(self) -> None:
@@ -90,7 +92,7 @@ class Stage:
 
     def errand(self, algorithm: Errand, **changes: Any) -> Stage:
         """One round with everyone, without training unless `epochs` says so, sent as it is."""
-        usual = dict(algorithm=algorithm, rounds=1, cohort=Everyone(), epochs=0, steps=None, uplink=())
+        usual = dict(algorithm=algorithm, rounds=1, cohort=Everyone(), epochs=0, steps=None, uplink=(), defences=())
         return replace(self, **usual | changes)
 
 
@@ -109,6 +111,7 @@ class Algorithm:
     needs_reach: ClassVar[bool] = False  # True: it divides the local path by optimizer.reach(steps)
     capturable: ClassVar[bool] = True  # False: its step cannot be recorded and runs eagerly
     judged: ClassVar[tuple[str, ...]] = ("personal before", "personal after")  # local training: clients' own models
+    unknown: ClassVar[tuple[str, ...]] = ()  # entries of an upload that may hold no number, with which aggregate copes
 
     # ---- server -------------------------------------------------------------------------------
     def setup(self, server: Server) -> Tree:
@@ -122,6 +125,10 @@ class Algorithm:
     def aggregate(self, server: Server, uploads: list[Tree]) -> Tree:
         """Next state from the cohort's uploads (at least one), in client order."""
         return self.advance(server, mean([u.delta for u in uploads], [u.weight for u in uploads]))
+
+    def objection(self, server: Server, upload: Tree, expected: Tree) -> str:
+        """What speaks against an upload with the names and types of the expected one, in words; usually nothing."""
+        return misshapen(upload, expected)
 
     def advance(self, server: Server, delta: Tree) -> Tree:
         """Next state from the mean delta. A server optimizer acts on delta.params; buffers are averages and stay so."""
@@ -253,6 +260,9 @@ class Errand(Algorithm):
 
     def aggregate(self, server, uploads):
         return server.state
+
+    def objection(self, server, upload, expected):
+        return self.base.objection(server, upload, expected)
 
     def global_model(self, state):
         return self.base.global_model(state)

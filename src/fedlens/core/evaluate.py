@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 
 from .algorithm import Errand
 from .batches import Shard
+from .check import misshapen
 from .network import Network
 from .tree import Tree
 
@@ -37,6 +39,13 @@ def total(scores: Sequence[Tree]) -> Tree:
 @dataclass(frozen=True)
 class Evaluate(Errand):
     """up: correct, loss, examples on the client's test shard; before (epochs=0) or after local training."""
+
+    unknown: ClassVar = ("loss",)  # of a model that diverged
+
+    def objection(self, server, upload, expected):
+        if other := misshapen(upload, expected):
+            return other
+        return "" if 0 <= int(upload.correct) <= int(upload.examples) else "it has more correct answers than examples"
 
     def finish(self, client, local):
         weights = self.base.personal(client, local if client.steps else None)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import torch
+
 from .algorithm import Recipe, Server, Stage
+from .check import Check
 from .network import Network
+from .policy import EVERY_REPLY, RoundPolicy, capped
 from .rng import key
 from .tree import Tree
 
@@ -23,12 +28,32 @@ class Job:
     at: int  # of the stage
     since: int  # memories from before this round do not count
     seed: int
+    attempt: int = 0  # those who were silent may be asked again
 
 
 @dataclass(frozen=True)
 class Reply:
     client: int
     upload: Tree
+    seconds: float = 0.0  # until it came
+    round: int | None = None  # that it answers; None: the one that was asked
+    damage: str = ""  # why nothing could be read of it
+
+
+class Answers(list[Reply]):
+    """The replies that count, in client order; and what became of the others."""
+
+    def __init__(self, replies: Iterable[Reply] = ()):
+        super().__init__(replies)
+        self.missing: list[int] = []  # asked and silent
+        self.late: list[Reply] = []
+        self.refused: list[tuple[Reply, str]] = []  # and why
+        self.void = ""  # why the round does not count
+
+    @property
+    def received(self) -> list[Reply]:
+        """All that crossed."""
+        return [*self, *self.late, *(reply for reply, _ in self.refused)]
 
 
 class Engine(Protocol):
@@ -67,6 +92,68 @@ def enter(stage: Stage, server: Server) -> Tree:
     return Tree({**old, **new, **taken})
 
 
+def ask(
+    engine: Engine, server: Server, job: Job, cohort: Sequence[int], policy: RoundPolicy, check: Check | None
+) -> tuple[Answers, list[Tree]]:
+    """The cohort's answers, and decoded uploads of those that count; none where the round is not to count."""
+    answers, uploads, counts, silent = Answers(), {}, check is None, list(cohort)
+    for attempt in range(1 + policy.retries):
+        if not silent or len(uploads) >= policy.least:
+            break
+        replies = engine.run(replace(job, attempt=attempt) if attempt else job, silent)
+        found = {reply.client: reply for reply in sound(server, job, silent, replies, answers, policy, check)}
+        decoded = {client: decode(server, job.stage, reply.upload) for client, reply in found.items()}
+        if check:
+            objections, weighs = check.values(job, list(decoded.values()))
+            wrong = {client: said for client, said in zip(decoded, objections, strict=True) if said}
+            answers.refused += [(found.pop(client), said) for client, said in wrong.items()]
+            counts |= weighs
+        answers += found.values()
+        uploads |= {client: decoded[client] for client in found}
+        heard = {reply.client for reply in replies}
+        silent = [client for client in silent if client not in heard]
+    answers.sort(key=lambda reply: reply.client)
+    answers.missing = silent
+    if len(answers) < policy.least or not counts:
+        few = f"it has {len(answers)} usable replies, and policy.least is {policy.least}"
+        answers.void = few if len(answers) < policy.least else "its replies count for nothing"
+    return answers, [] if answers.void else [uploads[reply.client] for reply in answers]
+
+
+def sound(
+    server: Server,
+    job: Job,
+    asked: Sequence[int],
+    replies: Sequence[Reply],
+    answers: Answers,
+    policy: RoundPolicy,
+    check: Check | None,
+) -> Iterator[Reply]:
+    """The replies in client order that can be taken apart; the others are booked as late or refused."""
+    waiting = set(asked)
+    for reply in sorted(replies, key=lambda reply: reply.client):
+        if reply.round is not None and reply.round != job.round:
+            objection = f"it answers round {reply.round + 1}"
+        elif reply.client not in waiting:
+            objection = "it has answered already" if reply.client in asked else "nobody asked it"
+        else:
+            waiting.discard(reply.client)
+            if policy.deadline is not None and reply.seconds > policy.deadline:
+                answers.late.append(reply)
+                continue
+            objection = reply.damage or (check.form(server, job, reply.upload) if check else "")
+        if objection:
+            answers.refused.append((reply, objection))
+        else:
+            yield reply
+
+
+def decode(server: Server, stage: Stage, upload: Tree) -> Tree:
+    for transform in reversed(stage.uplink):
+        upload = transform.decode(server, upload)
+    return upload
+
+
 def run(
     recipe: Recipe,
     net: Network,
@@ -77,22 +164,41 @@ def run(
     auxiliary=None,
     state: Tree | None = None,
     round: int = 0,
-    observe: Callable[[Server, Job, list[Reply]], None] = lambda server, job, replies: None,
+    observe: Callable[[Server, Job, Answers], None] = lambda server, job, answers: None,
+    policy: RoundPolicy = EVERY_REPLY,
+    check: Check | None = None,
 ) -> Server:
     """From the beginning, or on from the (state, round) of a checkpoint whose memories are back in the engine."""
     server = Server(net, state or Tree(), engine.population, round, auxiliary=auxiliary)
+    standing = server.state.get("standing", policy.first_standing(server.population)).map(lambda leaf: leaf.cpu())
     for stage, at, since in timetable(recipe, plan)[round:]:
         server = replace(server, key=key(seed, "server", server.round))
         if at == 0:
             server = replace(server, state=enter(stage, server))
         cohort = stage.cohort(server.population, key(seed, "cohort", server.round))
+        more = key(seed, "oversample", server.round)
+        cohort = policy.asked(cohort, server.population, standing, server.round, more)
         shared = server.state.get("shared", Tree())
         job = Job(stage, stage.algorithm.broadcast(server), shared, server.round, at, since, seed)
-        replies = sorted(engine.run(job, cohort), key=lambda reply: reply.client)
-        uploads = [reply.upload for reply in replies]
-        for transform in reversed(stage.uplink):
-            uploads = [transform.decode(server, upload) for upload in uploads]
-        state = stage.algorithm.aggregate(server, uploads) if uploads else server.state
-        server = replace(server, state=state, round=server.round + 1)
-        observe(server, job, replies)
+        answers, uploads = ask(engine, server, job, cohort, policy, check)
+        if policy.claim is not None:
+            uploads = bounded(uploads, policy.claim)
+        for defence in stage.defences if uploads else ():
+            uploads = defence(server, uploads)
+        after = stage.algorithm.aggregate(server, uploads) if uploads else server.state
+        if standing:
+            usable = {reply.client for reply in answers}
+            standing = policy.next_standing(standing, server.round, cohort, usable)
+            after = after.replace(standing=standing)
+        server = replace(server, state=after, round=server.round + 1)
+        observe(server, job, answers)
     return server
+
+
+def bounded(uploads: list[Tree], share: float) -> list[Tree]:
+    """What clients say they weigh is a claim: none gets more than this share."""
+    claims = [float(upload.get("weight", math.nan)) for upload in uploads]
+    if not all(0 <= claim < math.inf for claim in claims):  # no method's, or one that copes with such itself
+        return uploads
+    lower = [torch.tensor(weight, dtype=torch.float64) for weight in capped(claims, share)]
+    return [upload.replace(weight=weight) for upload, weight in zip(uploads, lower, strict=True)]

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from .check import misshapen
 from .errors import BadInput
 from .fields import NonNegative, Positive, Share
 from .rng import fold, normal, uniform
@@ -37,6 +38,10 @@ class Transform:
         """The upload that aggregate sees, at the server."""
         params = self.unpack(server.state.model.params, upload.delta.params)
         return upload.replace(delta=upload.delta.replace(params=params))
+
+    def objection(self, server: Any, upload: Tree, expected: Tree) -> str:
+        """What speaks against taking this upload apart, in words; usually nothing."""
+        return ""
 
     def pack(self, client: Any, update: Tree) -> Tree:
         return update
@@ -92,6 +97,14 @@ class TopK(Transform):
         count = max(1, int(Fraction(str(self.share)) * tensor.numel()))  # 0.29 of 100 is 29, in floats 28
         order = tensor.flatten().abs().sort(descending=True, stable=True).indices  # ties keep the lower index
         return order[:count].sort().values
+
+    def objection(self, server, upload, expected):
+        """Indices out of range would stop a GPU for good, and one that comes twice has no meaning."""
+        if other := misshapen(upload, expected):
+            return other
+        entries = [(packed.index, server.state.model.params[n]) for n, packed in upload.delta.params.items()]
+        inside = [(at[0] >= 0) & (at[-1] < like.numel()) & (at[1:] > at[:-1]).all() for at, like in entries]
+        return "" if all(torch.stack(inside).tolist()) else "its indices are out of range or come twice"
 
     def unpack(self, like, packed):
         return Tree({n: _scatter(like[n], s.index, s.kept) for n, s in packed.items()})

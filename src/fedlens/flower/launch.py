@@ -183,6 +183,10 @@ def submission(folder: Path) -> list[str]:
     return ["flwr", "run", str((folder / "server" / "app").resolve()), _CONNECTION]
 
 
+def listing() -> list[str]:
+    return ["flwr", "list", _CONNECTION, "--format", "json"]
+
+
 def supernode(place: Path, warm: str = "") -> list[str]:
     place, link = place.resolve(), Link.of(place)
     _require(place, "tls.crt")
@@ -328,16 +332,7 @@ def status(folder: Path) -> dict[str, Any]:
         for place in (folder / "server", *node_folders(folder))
         for name in (("superlink",) if place.name == "server" else ("supernode", "warm"))
     ]
-    listed = subprocess.run(
-        ["flwr", "list", _CONNECTION, "--format", "json"],
-        env=environment_of(server_environment(folder)),
-        capture_output=True,
-        text=True,
-    )
-    try:
-        runs = json.loads(listed.stdout)["runs"]
-    except (ValueError, KeyError):
-        runs = []
+    runs = flower_runs(server_environment(folder))
     out = _out(folder)
     ours: dict[str, Any] = {"run": str(out), "rounds": 0}
     if (out / "config.yaml").exists():
@@ -345,6 +340,15 @@ def status(folder: Path) -> dict[str, Any]:
         if checkpoint is not None:
             ours |= {"rounds": checkpoint.round, "bytes_up": checkpoint.ledger.up, "bytes_down": checkpoint.ledger.down}
     return {"processes": rows, "flower": runs, "run": ours}
+
+
+def flower_runs(environment: dict[str, str]) -> list[dict[str, Any]]:
+    """What the SuperLink says about its runs, their bytes among it; nothing where it does not answer."""
+    listed = subprocess.run(listing(), env=environment_of(environment), capture_output=True, text=True)
+    try:
+        return json.loads(listed.stdout)["runs"]
+    except (ValueError, KeyError):
+        return []
 
 
 def _out(folder: Path) -> Path:

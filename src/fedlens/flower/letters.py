@@ -11,6 +11,8 @@ import json
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..core.errors import RunFailed
+
 if TYPE_CHECKING:
     from flwr.app import ArrayRecord, RecordDict
 
@@ -20,6 +22,10 @@ _RAW, _PACKED = "fedlens.raw", "fedlens.packed"  # how values are written
 _BRANCH = "branch"  # a branch without leaves is a part of a tree, too
 _SMALL = 1 << 18  # bytes; Flower asks for every Array by itself, so that smaller leaves go together
 _TYPES = frozenset(["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"])
+
+
+# Far beyond any model, and small enough for every recursion over a tree.
+_LEAVES, _DEEP, _LONG = 100_000, 16, 500  # leaves of a letter; names in a path; characters in one
 
 
 class Leaf(NamedTuple):
@@ -54,7 +60,6 @@ def tree_of(leaves: Leaves) -> Tree:
     """Refuses what no tree was written as: letters come from other parties."""
     import torch
 
-    from ..core.errors import RunFailed
     from ..core.tree import Tree
     from ..core.wire import nested
 
@@ -68,7 +73,10 @@ def tree_of(leaves: Leaves) -> Tree:
             raise RunFailed(f"a message is damaged: {path} has {len(data)} bytes for {list(shape)} of {dtype}")
         # The copy is aligned as torch's own memory is, on which kernels' rounding can depend.
         values = torch.frombuffer(bytearray(data), dtype=kind).clone() if data else torch.empty(0, dtype=kind)
-        found[path] = values.reshape(shape)
+        try:
+            found[path] = values.reshape(shape)
+        except (RuntimeError, TypeError):  # nothing, by far too wide
+            raise RunFailed(f"a message is damaged: {path} has an impossible shape") from None
     try:
         return nested(found)
     except (KeyError, AttributeError, TypeError):
@@ -90,13 +98,35 @@ def to_records(letter: Letter) -> RecordDict:
     return content
 
 
-def from_records(content: RecordDict) -> Letter:
+def from_records(content: RecordDict, most: float = math.inf) -> Letter:
+    """Refuses with RunFailed what is no letter, or has more than so many bytes: before anything is built of it."""
+    records = content.array_records
+    if (size := sum(len(array.data) for record in records.values() for array in record.values())) > most:
+        raise RunFailed(f"a message is too large: it has {size} bytes, and {most:.0f} are allowed")
+
     def leaves(record: ArrayRecord) -> Leaves:
         found = {path: Leaf(a.dtype, tuple(a.shape), a.data) for path, a in record.items() if a.stype == _RAW}
-        return found | from_bytes(record["small leaves"].data).trees[""]
+        return _plausible(found | from_bytes(record["small leaves"].data).trees[""])
 
-    notes = json.loads(str(content.config_records["notes"]["json"]))
-    return Letter(notes, {name.removeprefix("tree/"): leaves(r) for name, r in content.array_records.items()})
+    try:
+        notes = json.loads(str(content.config_records["notes"]["json"]))
+        found = {name.removeprefix("tree/"): leaves(record) for name, record in records.items()}
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise RunFailed(f"a message is damaged: it is no letter ({type(error).__name__})") from None
+    if not isinstance(notes, dict):
+        raise RunFailed("a message is damaged: its notes are none")
+    return Letter(notes, found)
+
+
+def _plausible(leaves: Leaves) -> Leaves:
+    if len(leaves) > _LEAVES:
+        raise RunFailed(f"a message is damaged: it has {len(leaves)} leaves")
+    for path, (dtype, shape, _) in leaves.items():
+        if len(path) > _LONG or path.count("/") >= _DEEP or not all(path.split("/")):
+            raise RunFailed(f"a message is damaged: {path[:40]!r} is no name of a leaf")
+        if not isinstance(dtype, str) or len(shape) > _DEEP or not all(type(side) is int for side in shape):
+            raise RunFailed(f"a message is damaged: {path} has no shape or type")
+    return leaves
 
 
 def is_large(leaf: Leaf) -> bool:
@@ -115,12 +145,19 @@ def to_bytes(letter: Letter) -> bytes:
 
 
 def from_bytes(data: bytes) -> Letter:
+    """Refuses with RunFailed what `to_bytes` cannot have written."""
     start = 8 + int.from_bytes(data[:8], "little")
-    notes, layout = json.loads(data[8:start])
-    trees: dict[str, Leaves] = {}
-    for name, leaves in layout.items():
-        trees[name] = {}
-        for path, (dtype, shape, size) in leaves.items():
-            trees[name][path] = Leaf(dtype, tuple(shape), data[start : start + size])
-            start += size
+    try:
+        notes, layout = json.loads(data[8:start])
+        trees: dict[str, Leaves] = {}
+        for name, leaves in layout.items():
+            trees[name] = {}
+            for path, (dtype, shape, size) in leaves.items():
+                if type(size) is not int or not 0 <= size <= len(data) - start:
+                    raise ValueError
+                trees[name][path] = Leaf(dtype, tuple(shape), data[start : start + size])
+                start += size
+            _plausible(trees[name])
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        raise RunFailed("a message is damaged: its values are not where it says") from None
     return Letter(notes, trees)

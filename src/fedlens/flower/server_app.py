@@ -17,25 +17,37 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from .. import config
+from ..core.check import MIB
 from ..core.errors import BadInput
 from ..core.ledger import Ledger
 from ..core.run import run as run_rounds
 from ..core.tree import Tree
-from ..data import PARTITIONS
+from ..data import PARTITIONS, Images
 from ..engines.allocator import keep_freed_memory
 from ..engines.flower import Flower, Nodes
 from ..engines.sequential import Sequential
 from ..experiment import Experiment, settled
+from ..robust import Defence, scope
 from ..runs import Checkpoint, RunFolder, config_hash, passport
-from ..simulate import Nobody, Recorder, Result, Watcher, label_counts, matmuls, public_images, threads
+from ..simulate import Nobody, Recorder, Result, Watcher, label_counts, matmuls, public_images, reply_check, threads
+from ..track import check as check_trackers
+from ..track import tracked
+from .launch import flower_runs
+from .noise import DeployedDisclosure
 from .orders import contract, order_of
 
 app = ServerApp()
 
+_SIMULATED = {
+    "faults": "faults are injected into simulations; a deployed run has its own: leave faults out",
+    "attack": "attack makes clients of a simulation hostile; nodes are what they are: leave attack out",
+    "devices": "devices are for the clock of a simulation; a deployed run takes real seconds: leave devices out",
+}
+
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    federate(grid, context.run_config, watcher=Printed())
+    federate(grid, context.run_config, watcher=Printed(), flower_run=context.run_id)
 
 
 class Printed(Nobody):
@@ -50,7 +62,9 @@ class Printed(Nobody):
         print(f"note: {text}", flush=True)
 
 
-def federate(grid: Grid, settings: Mapping[str, Any], *, watcher: Watcher | None = None) -> Result:
+def federate(
+    grid: Grid, settings: Mapping[str, Any], *, watcher: Watcher | None = None, flower_run: int | None = None
+) -> Result:
     """A deployed run. settings: the words of `fedlens run`, with out; seconds to wait for nodes, and for replies."""
     asked = config.read(None, shlex.split(str(settings["settings"])))
     if not Path(asked.out).is_absolute():
@@ -58,6 +72,10 @@ def federate(grid: Grid, settings: Mapping[str, Any], *, watcher: Watcher | None
             f"out is {asked.out!r}, but a server needs the whole path of the run's folder, such as /data/run"
         )
     experiment = config.check(replace(asked, engine="sequential")).placed()
+    _check(experiment)
+    images = experiment.data.load()
+    scope.check(experiment, images)
+    check_trackers(experiment)
     folder = _folder(experiment)
     with folder.locked():
         checkpoint, _ = folder.load()
@@ -65,16 +83,72 @@ def federate(grid: Grid, settings: Mapping[str, Any], *, watcher: Watcher | None
             return Result(**before)
         start = checkpoint or Checkpoint(0, Tree(), Ledger(), 0.0)
         waits = {name: float(settings.get(name, usual)) for name, usual in (("wait", 600), ("patience", 600))}
-        return _carry_on(grid, folder, experiment, start, watcher or Nobody(), **waits)
+        book = _Book(folder, flower_run)
+        with tracked(watcher or Nobody(), experiment, folder.path, start.round) as told:
+            result = _carry_on(grid, folder, book.run, experiment, images, start, told, **waits)
+        book.close()
+        return result
+
+
+def _check(experiment: Experiment) -> None:
+    """What means something in a simulation alone, and what silent nodes would make untrue."""
+    for name, sentence in _SIMULATED.items():
+        if getattr(experiment, name):
+            raise BadInput(sentence)
+    if experiment.checkpoint != 1:  # nodes remember two rounds, and no more
+        raise BadInput(
+            f"checkpoint is {experiment.checkpoint}, but a deployed run keeps every round for a server that is killed: "
+            "leave checkpoint out"
+        )
+    for stage, _, _ in experiment.timetable():
+        whole = stage.cohort.size(experiment.clients)
+        trusting = any(getattr(transform, "trust", "") == "aggregator" for transform in stage.uplink)
+        if trusting and experiment.policy.least < whole:
+            raise BadInput(
+                "uplink dp with trust=aggregator counts on everyone's noise, and a node can be silent: set "
+                f"policy.least={whole}, with which a round does not count unless everyone answers, or trust=nobody"
+            )
+        for defence in stage.defences:
+            enough = [count for count in range(1, whole + 1) if _promises(defence, count)]
+            if enough and experiment.policy.least < enough[0]:
+                raise BadInput(
+                    f"defences.{defence.name} promises nothing for fewer than {enough[0]} replies, and nodes can be "
+                    f"silent: set policy.least={enough[0]}, below which a round does not count"
+                )
+
+
+def _promises(defence: Defence, replies: int) -> bool:
+    try:
+        defence.check(replies)
+    except BadInput:
+        return False
+    return True
+
+
+class _Book:
+    """Under which name nodes know the run, and which of Flower's it was, several after a crash; then their bytes."""
+
+    def __init__(self, folder: RunFolder, flower_run: int | None):
+        self.folder, path = folder, folder.path / "federation.json"
+        card = json.loads(path.read_text()) if path.exists() else {"run": secrets.token_hex(8), "flower_runs": []}
+        self.run: str = card["run"]
+        self.flower_runs: list[int] = card["flower_runs"] + ([] if flower_run is None else [flower_run])
+        folder.write_json("federation.json", {"run": self.run, "flower_runs": self.flower_runs})
+
+    def close(self) -> None:
+        ours = {str(each) for each in self.flower_runs}
+        rows = [row for row in flower_runs({}) if str(row["run-id"]) in ours] if ours else []
+        if len(rows) == len(ours) > 0:
+            self.folder.write_json("flower.json", {"flower": rows})
+        elif ours:
+            self.folder.log("note: Flower does not say how many bytes it has moved")
 
 
 def _folder(experiment: Experiment) -> RunFolder:
     """A new one, or that of the same experiment, which goes on."""
     text = config.to_yaml(experiment)
     if not (Path(experiment.out) / "config.yaml").exists():
-        folder = RunFolder.create(experiment, text)
-        folder.write_json("federation.json", {"run": secrets.token_hex(8)})
-        return folder
+        return RunFolder.create(experiment, text)
     folder = RunFolder.open(experiment.out)
     before = config.read(folder.config)
     if config_hash(config.plain(before)) != config_hash(config.plain(experiment)):
@@ -85,7 +159,9 @@ def _folder(experiment: Experiment) -> RunFolder:
 def _carry_on(
     grid: Grid,
     folder: RunFolder,
+    run: str,
     experiment: Experiment,
+    images: Images,
     start: Checkpoint,
     watcher: Watcher,
     *,
@@ -96,12 +172,12 @@ def _carry_on(
         folder.log(f"note: {text}")
         watcher.note(text)
 
-    images, public = experiment.data.load(), public_images(experiment)
-    agreed = contract(experiment, images, json.loads((folder.path / "federation.json").read_text())["run"])
+    public = public_images(experiment)
+    agreed = contract(experiment, images, run)
     keep_freed_memory()
     with threads(1), matmuls(experiment.precision):
         net = experiment.network(images).to(experiment.device)
-        nodes = Nodes(grid, agreed, experiment.clients, say)
+        nodes = Nodes(grid, agreed, experiment.clients, say, experiment.policy.largest * MIB)
         nodes.gather(wait)
         # Where nodes bring their own data, the server's is one party's alone, and only its test part is looked at.
         seen = replace(experiment, partition=PARTITIONS["iid"](), clients=1) if nodes.own_data else experiment
@@ -113,6 +189,7 @@ def _carry_on(
             journal=folder.path / "journal",
             holders=start.ledger.holders,
             patience=patience,
+            deadline=experiment.policy.deadline,
         )
         if not (folder.path / "passport.json").exists():
             card = passport(experiment, config.plain(experiment), images, split)
@@ -124,6 +201,11 @@ def _carry_on(
                 folder.write_json("label_counts.json", label_counts(federation, len(images.classes)))
             folder.write_json("passport.json", card)
         recorder = Recorder(folder, experiment, engine, start, watcher)
+        recorder.check = reply_check(experiment, net, engine.local.federation)
+        recorder.disclosure = DeployedDisclosure(
+            folder.path / "privacy.json", experiment.timetable(), experiment.clients, experiment.seed
+        )
+        recorder.disclosure.own_noise = nodes.own_noise
         recorder.disclosure.refuse(start.round)
         watcher.begin(experiment, folder.path, [], start.round, recorder.rounds)
         run_rounds(
@@ -136,6 +218,8 @@ def _carry_on(
             state=start.state.map(lambda leaf: leaf.to(experiment.device)),
             round=start.round,
             observe=recorder,
+            policy=experiment.policy,
+            check=recorder.check,
         )
         result = replace(recorder.conclude(), engine="flower")
     folder.write_json("result.json", result.plain())

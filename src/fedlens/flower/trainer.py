@@ -78,7 +78,8 @@ class Trainer:
         notes = letter.notes
         run = self._prepare(notes["contract"])
         if notes["ask"] == "hello":
-            return Letter({"client": self.node.client, "own_data": self.node.data is not None}, {}), kept
+            own = {"own_data": self.node.data is not None, "own_noise": self.node.policy.epsilon is not None}
+            return Letter({"client": self.node.client, **own}, {}), kept
         order = notes["order"]
         folder = self._folder(notes["contract"]["run"])
         shared = self._shared(order["shared"], letter.trees.get("shared"), folder)

@@ -1,0 +1,72 @@
+"""Whom a round asks, how long it waits, and how many replies make it count: one rule for simulation and deployment."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import torch
+
+from .fields import Count, NonNegative, Number, Open, Positive
+from .rng import generator
+from .tree import Tree
+
+
+@dataclass(frozen=True)
+class RoundPolicy:
+    """The defaults ask the cohort once and take every reply that comes."""
+
+    oversample: NonNegative = 0.0  # clients asked beyond the cohort, as a share of it; all that reply in time count
+    deadline: Positive | None = None  # seconds; a simulation's clock knows injected delays alone
+    least: Count = 1  # replies; with fewer, the round leaves the server's state as it was
+    retries: Number = 0  # times that those who are silent are asked again while there are fewer replies than that
+    failures: Number = 0  # rounds in a row without a usable reply, after which a client rests; 0: never
+    rest: Count = 10  # rounds
+    largest: Positive = 1024.0  # MiB of a reply
+    claim: Open | None = None  # the largest share of a round that one client's weight may have
+
+    def asked(self, cohort: Sequence[int], population: int, standing: Tree, round: int, key: int) -> Sequence[int]:
+        """The cohort, others in the place of those who rest, and some more where that is wished."""
+        more = math.ceil(Fraction(str(self.oversample)) * len(cohort))  # in floats 0.07 of 100 would be 8
+        resting = self.resting(standing, round)
+        if not more and resting.isdisjoint(cohort):
+            return cohort
+        here, taken = [i for i in cohort if i not in resting], resting.union(cohort)
+        others = [i for i in torch.randperm(population, generator=generator(key)).tolist() if i not in taken]
+        return sorted(here + others[: len(cohort) - len(here) + more])
+
+    # ---- standing: failures in a row, and until when a client rests ----
+    def first_standing(self, population: int) -> Tree:
+        """Part of the server's state, so that it is in every checkpoint; nothing where nobody ever rests."""
+        zeros = torch.zeros(population, dtype=torch.int32)
+        return Tree(failed=zeros, until=zeros.clone()) if self.failures else Tree()
+
+    def resting(self, standing: Tree, round: int) -> set[int]:
+        return set((standing.until > round).nonzero().flatten().tolist()) if standing else set()
+
+    def next_standing(self, standing: Tree, round: int, asked: Sequence[int], usable: Collection[int]) -> Tree:
+        if not standing:
+            return standing
+        failed, until = standing.failed.clone(), standing.until.clone()
+        for client in asked:
+            failed[client] = 0 if client in usable else failed[client] + 1
+            if failed[client] >= self.failures:
+                failed[client], until[client] = 0, round + 1 + self.rest
+        return Tree(failed=failed, until=until)
+
+
+EVERY_REPLY = RoundPolicy()
+
+
+def capped(weights: Sequence[float], share: float) -> list[float]:
+    """The same weights, the largest lowered until none has more than this share of their sum; where none can: equal."""
+    rest, cap = sorted(weights), min((weight for weight in weights if weight), default=0.0)
+    if share * len(weights) > 1:
+        for lowered in range(len(weights)):
+            cap = share * sum(rest) / (1 - share * lowered)
+            if rest[-1] <= cap:
+                break
+            rest.pop()
+    return [min(weight, cap) for weight in weights]

@@ -1,0 +1,25 @@
+"""Hostile clients, and what a server can do about them: defences of a round's uploads, attacks that test these."""
+
+from .attacks import ATTACKS, Attack, Backdoor, LabelFlip, Noise, SignFlip
+from .defence import Defence
+from .rules import Claims, Clip, GeometricMedian, Krum, Median, MultiKrum, TrimmedMean
+
+DEFENCES = {defence.name: defence for defence in (Claims, Clip, GeometricMedian, Krum, Median, MultiKrum, TrimmedMean)}
+
+__all__ = [
+    "ATTACKS",
+    "DEFENCES",
+    "Attack",
+    "Backdoor",
+    "Claims",
+    "Clip",
+    "Defence",
+    "GeometricMedian",
+    "Krum",
+    "LabelFlip",
+    "Median",
+    "MultiKrum",
+    "Noise",
+    "SignFlip",
+    "TrimmedMean",
+]
