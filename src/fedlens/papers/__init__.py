@@ -21,9 +21,9 @@ class Figure:
 
 def reproducible() -> dict[str, Grid | Figure]:
     """By name; built when asked for, as what a machine has decides on the initial weights."""
-    from . import compose, fedsls, fedsls_figures, fedxds, fedxds_figures, pse, pse_figures, spatl
+    from . import compose, fedsls, fedsls_figures, fedxds, fedxds_figures, pse, pse_figures, spatl, spatl_figures
 
     found: list[Grid | Figure] = [*fedsls.tables(), *fedsls_figures.FIGURES, *fedxds.tables(), *spatl.tables()]
-    found += [*pse.tables(), *pse_figures.FIGURES]
+    found += [*spatl_figures.FIGURES, *pse.tables(), *pse_figures.FIGURES]
     found += [*fedxds_figures.FIGURES, *compose.tables()]
     return {one.name: one for one in found}

@@ -23,7 +23,7 @@ from ..experiment import Experiment
 from ..runs import RunFolder, config_hash
 
 _LONGEST = 80  # characters of a protocol in a file's name
-_GOES_WRONG = (BadInput, RunFailed, MemoryError, OSError, RuntimeError)  # in one run, and the others can go on
+GOES_WRONG = (BadInput, RunFailed, MemoryError, OSError, RuntimeError)  # in one run, and the others can go on
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Cell:
         if _science(*laid.values()) == _science(*self.words):
             return ()
         over = {_setting(word)[0] for word in (*self.grid.columns[self.column].instead, *words)}
-        changed = dict(_setting(laid[key]) for key in over & laid.keys() if _decides(key))
+        changed = dict(_setting(laid[key]) for key in over & laid.keys() if decides(key))
         return tuple(f"{key}={value}" for key, value in sorted(changed.items()))
 
     def _laid(self, words: Sequence[str]) -> dict[str, str]:
@@ -115,7 +115,8 @@ class Cell:
     def folder(self, out: Path, words: Sequence[str], seed: int) -> Path:
         """Its own for each protocol, so that no two are ever mixed."""
         home = self.grid.rows[self.row].home or self.grid.name
-        return out / home / tagged(f"{self.row}-{self.column.replace('/', '-')}", self.changes(words)) / f"seed{seed}"
+        name = "-".join(part.replace("/", "-") for part in (self.row, self.column) if part)
+        return out / home / tagged(name, self.changes(words)) / f"seed{seed}"
 
     def experiment(self, out: Path, words: Sequence[str], seed: int) -> Experiment:
         experiment = config.read(None, [*self.under(words), f"seed={seed}"])
@@ -195,8 +196,8 @@ def reproduce(
             try:
                 with watch() as watcher:
                     carry_out(cell, out, words, seed, watcher)
-            except _GOES_WRONG as error:
-                failures[cell.row, cell.column, seed] = str(error).strip().partition("\n")[0] or type(error).__name__
+            except GOES_WRONG as error:
+                failures[cell.row, cell.column, seed] = reason(error)
             table = replace(gather(grid, out, words, cells), failures=failures)
             table.write(out)
             say(table.numbers())
@@ -216,17 +217,26 @@ def checked(grid: Grid, rows: Sequence[str], columns: Sequence[str], words: Sequ
 
 def carry_out(cell: Cell, out: Path, words: Sequence[str], seed: int, watcher: simulate.Watcher) -> None:
     """Run one cell, or go on with it."""
-    experiment = cell.experiment(out, words, seed)
+    finish(cell.experiment(out, words, seed), [word for word in words if not decides(_setting(word)[0])], watcher)
+
+
+def finish(experiment: Experiment, where: Sequence[str], watcher: simulate.Watcher) -> None:
+    """Run it, or go on with what its folder holds; `where` says on what engine, should it have begun on another."""
     folder = RunFolder(experiment.out)
     if not folder.config.exists():
         simulate.run(experiment, watcher=watcher)
         return
-    _same(folder, experiment)
-    where = [word for word in words if not _decides(_setting(word)[0])]
-    simulate.resume(folder.path, where, watcher=watcher)
+    same(folder, experiment)
+    changed = [word for word in where if _setting(word)[0] in simulate._CHANGEABLE]  # others stay as they began
+    simulate.resume(folder.path, changed, watcher=watcher)
 
 
-def _decides(key: str) -> bool:
+def reason(error: BaseException) -> str:
+    """In one line."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def decides(key: str) -> bool:
     """Whether a setting can change a result, or only where and how it is computed."""
     return config_hash({key: None}) != config_hash({})
 
@@ -240,9 +250,9 @@ def _science(*words: str) -> str:
     return config_hash(config.plain(config.read(None, words)))
 
 
-def _same(folder: RunFolder, experiment: Experiment) -> Experiment:
+def same(folder: RunFolder, experiment: Experiment) -> Experiment:
     """The stored experiment; refuses one that would answer another question than this cell asks."""
-    stored = config.read(folder.config)
+    stored, experiment = config.read(folder.config), config.check(experiment)  # 70 is stored as 70.0
     asked = {name: getattr(experiment, name) for name in ("device", "precision")}
     placed = {name: getattr(stored, name) if value == "auto" else value for name, value in asked.items()}
     if config_hash(config.plain(replace(experiment, **placed))) != config_hash(config.plain(stored)):
@@ -275,7 +285,7 @@ def _finished(cell: Cell, out: Path, words: Sequence[str]) -> Iterator[tuple[int
         if not seed.isdecimal() or not folder.config.exists() or (result := folder.result()) is None:
             continue
         try:
-            stored = _same(folder, cell.experiment(out, words, int(seed)))
+            stored = same(folder, cell.experiment(out, words, int(seed)))
         except BadInput:  # said when this cell is asked for
             continue
         if (value := cell.grid.measure(result)) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +11,15 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from .. import config
 from ..algorithms.spatl import SPATL
+from ..analysis import OpenedRun
 from ..core.errors import BadInput
-from ..runs import RunFolder
+from ..core.tree import Tree
+from ..core.wire import header
+from ..explain_rounds import newest
+from ..runs import Checkpoint, RunFolder
 from ..selection.pruning import Costs, sliced, unpacked
-from .grid import Column, Grid, Reported, Row, percent
+from .grid import Column, Grid, Reported, Row, laid, percent
 
 # Section 4.1 and, where that is silent, the released code: batch 64, momentum 0.9, decay 1e-5, crop and flip.
 WORDS = (
@@ -64,6 +68,20 @@ _MEGABYTES = {  # table 1, of one client in one round
     "scaffold": (4.3, 6.5, 84.0),
     "spatl": (2.1, 3.6, 61.3),
 }
+# Table 1, to 80 %: rounds (None: more than 200) and gigabytes of all clients.
+_TO_80: dict[str, tuple[tuple[int | None, float], ...]] = {
+    "fedavg": ((None, 4.2), (None, 6.4), (181, 76)),
+    "fednova": ((198, 8.32), (197, 12.6), (159, 136)),
+    "fedprox": ((None, 4.2), (None, 6.4), (None, 84)),
+    "scaffold": ((49, 2.1), (55, 3.6), (54, 45)),
+    "spatl": ((52, 1.1), (50, 1.8), (46, 28)),
+}
+TO_80 = {(method, model): at for method, by in _TO_80.items() for model, at in zip(COLUMNS, by, strict=True)}
+# Table 2, in %: salient parameters, operations removed on average and at most.
+INFERENCE = {"resnet20": (84, 25.8, 31.9), "resnet32": (82, 29.6, 38.4), "vgg11": (70, 29.9, 39.7)}
+# Section 4.5: 50,000 images for ten clients, a fifth of each client's kept back; the other 10,000 are no client's.
+APART = ("partition.test=holdout", "partition.holdout=0.2")
+TRANSFER = (83.92, 87.06)  # of clients on what they keep back, then of a new predictor on the other images
 
 
 def tables() -> list[Grid]:
@@ -109,7 +127,17 @@ def tables() -> list[Grid]:
         measure=accuracy_of,
         measured=accuracy.measured,
     )
-    return [accuracy, traffic, ablations]
+    encoders = Grid(
+        "spatl/encoders",
+        "clients' own models where 10,000 images are no client's: the encoders of spatl/transfer",
+        {name: Row(METHODS[name]) for name in ("spatl", "scaffold", "fedavg")},
+        {"vgg11": COLUMNS["vgg11"]},
+        tuple(laid((*WORDS, *APART)).values()),
+        {("spatl", "vgg11"): Reported(TRANSFER[0])},
+        measure=accuracy_of,
+        measured=accuracy.measured,
+    )
+    return [accuracy, traffic, ablations, encoders]
 
 
 def accuracy_of(result: Any) -> float | None:
@@ -122,14 +150,18 @@ def megabytes_of(result: Any) -> float | None:
 
 
 # ---- what a finished run holds ---------------------------------------------------------------------------------------
-def bytes_to(folder: RunFolder, target: float) -> dict[str, int] | None:
-    """The first round whose mean accuracy of clients' own models is at least this, and the bytes up to it."""
-    looks = [
+def looks(folder: RunFolder) -> list[tuple[int, float]]:
+    """(round, mean accuracy of clients' own models before they train)"""
+    return sorted(
         (row["round"], row["value"])
         for row in folder.metrics().to_pylist()
         if row["client"] is None and row["model"] == "personal before" and row["metric"] == "accuracy_mean"
-    ]
-    first = next((round for round, value in sorted(looks) if value >= target), None)
+    )
+
+
+def bytes_to(folder: RunFolder, target: float) -> dict[str, int] | None:
+    """The first round whose mean accuracy of clients' own models is at least this, and the bytes up to it."""
+    first = next((round for round, value in looks(folder) if value >= target), None)
     if first is None:
         return None
     spent = [
@@ -146,6 +178,7 @@ class SubModel:
     flops: float
     parameters: float  # of the smaller network
     sent: float  # of the parameters of convolutions: the paper's "sparsity ratio"
+    bytes: float  # of the client's last upload, controls and headers included
     latency: float  # measured here, one thread of a CPU or the GPU
     accuracy: float  # on the images that rewards were measured on
     dense: float  # of the whole network there
@@ -153,35 +186,48 @@ class SubModel:
 
 def sub_models(path: str | Path, batch: int = 32, repeats: int = 9) -> list[SubModel]:
     """Table 2 for a finished run: every client's sub-model of the last global encoder."""
-    folder = RunFolder.open(path)
-    experiment = config.read(folder.config).placed()
-    algorithm = experiment.algorithm
+    run = OpenedRun.open(path)
+    algorithm, net, folder, device = run.experiment.algorithm, run.net, run.folder, run.experiment.device
     if not isinstance(algorithm, SPATL) or algorithm.selector == "all":
         raise BadInput(f"{path} is not a run of spatl that selects filters")
-    checkpoint, _ = folder.load()
-    if checkpoint is None:
-        raise BadInput(f"{path} has no checkpoint yet")
-    images = experiment.data.load()
-    net = experiment.network(images).to(experiment.device)
-    layers, x = algorithm.layers(net), torch.zeros(batch, *images.x.shape[1:], device=experiment.device)
-    weights = net.initial_weights() | checkpoint.state.model.map(lambda leaf: leaf.to(experiment.device))
-    costs, found = Costs.of(net, x[:1]), []
+    checkpoint, first = newest(folder), net.initial_weights()
+    layers, dtype = algorithm.layers(net), next(iter(first.params.values())).dtype
+    x = torch.zeros(batch, *run.images.x.shape[1:], dtype=dtype, device=device)
+    weights = first | checkpoint.state.model.map(lambda leaf: leaf.to(device))
+    costs, uploads, dense, found = Costs.of(net, x[:1]), _uploads(folder, checkpoint.round), _dense(checkpoint), []
     whole = sliced(net, weights, {})
     for client, memory in folder.client_memories(checkpoint.round).items():
         kept = unpacked(memory.selection.kept, layers)
         smaller = sliced(net, weights, kept)
+        with run.at_work():
+            latency = _ratio(smaller, whole, x, repeats)
         found.append(
             SubModel(
                 client,
                 costs.size("flops", kept),
                 costs.parameters(kept) / costs.parameters({}),
                 costs.size("params", kept),
-                _ratio(smaller, whole, x, repeats),
+                uploads.get(client, math.nan) / dense,  # one that was lost on its way is no upload
+                latency,
                 float(memory.selection.accuracy),
                 float(memory.selection.dense),
             )
         )
     return found
+
+
+def _uploads(folder: RunFolder, last: int) -> dict[int, int]:
+    """Bytes of the newest upload of each client until this round."""
+    rows = [row for row in folder.bytes().to_pylist() if row["kind"] == "upload" and row["round"] <= last]
+    return {row["client"]: row["payload"] + row["header"] for row in sorted(rows, key=lambda row: row["round"])}
+
+
+def _dense(checkpoint: Checkpoint) -> int:
+    """Bytes of an upload of all filters."""
+    state = checkpoint.state
+    upload = Tree(delta=state.model, weight=torch.zeros((), dtype=torch.float64))
+    upload = upload.replace(control=state.control) if "control" in state else upload
+    return upload.nbytes + len(header(upload))
 
 
 def _ratio(smaller: nn.Module, whole: nn.Module, x: torch.Tensor, repeats: int) -> float:
