@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 from typing import Any
 
-# Okabe and Ito's palette, without its yellow (too pale on white).
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+# Seven hues after Okabe and Ito, at least 3:1 against their background, as thin lines and small marks need it.
+COLOURS = ("#0072B2", "#D55E00", "#1F6B3A", "#985A80", "#A79331", "#1798C8", "#1C1420")
+DARK_COLOURS = ("#5B86DE", "#E06A45", "#4FDB98", "#B080A6", "#F2C022", "#A8CCFF", "#FAF4F6")  # the same, on black
+# Each seven in the order of COLOURS share a dash: the papers and their usual baselines have solid lines.
+_METHODS = (
+    ("spatl", "fedsls", "fedxds", "pse", "fedprox", "scaffold", "fedavg"),
+    ("fednova", "moon", "fedfed", "fedrep", "feddyn", "feddisco", "local"),
+    ("spatl_official", "fedsl", "fedaux", "fedper", "fedsam", "fedau", "fedavgm"),
+    ("apfl", "fedgen", "fedftg", "ditto", "feddecorr", "feddf", "fedbn"),
+    ("l2gd", "fedmtl", "lgfedavg", "fedadam", "fedyogi", "fedlc", "fedir"),
+)
+DASHES: tuple[tuple[int, ...], ...] = ((), (7, 3), (2, 2), (9, 3, 2, 3), (1, 3))
+_PLACES = {name: (colour, dash) for dash, names in enumerate(_METHODS) for colour, name in enumerate(names)}
 _SETTINGS: dict[Any, Any] = {
     "figure.dpi": 110,
     "savefig.dpi": 160,
@@ -23,6 +35,24 @@ _SETTINGS: dict[Any, Any] = {
 }
 
 
+def place_of(method: str) -> tuple[int, int]:
+    """(which of COLOURS, which of DASHES) are a method's; one that is fine-tuned afterwards has the next dash."""
+    base = method.removesuffix("+ft")
+    # One of the user's own has what its name gives: the same today and tomorrow, though maybe that of another.
+    colour, dash = _PLACES.get(base) or (zlib.crc32(base.encode()) % len(COLOURS), 1)
+    return colour, (dash + (base != method)) % len(DASHES)
+
+
+def colour_of(method: str) -> str:
+    return COLOURS[place_of(method)[0]]
+
+
+def dash_of(method: str) -> Any:
+    """As matplotlib's `linestyle`."""
+    dashes = DASHES[place_of(method)[1]]
+    return (0, dashes) if dashes else "-"
+
+
 def pyplot() -> Any:
     """matplotlib without a screen, in our style."""
     import matplotlib
@@ -35,9 +65,10 @@ def pyplot() -> Any:
 
 
 def save(figure: Any, path: Path) -> Path:
-    """As PNG and SVG beside each other; returns the PNG."""
+    """As PNG, SVG and PDF beside each other; returns the PNG."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    for kind in (".png", ".svg"):
-        figure.savefig(path.with_suffix(kind), metadata={"Date": None} if kind == ".svg" else None)
+    undated = {".png": None, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+    for kind, metadata in undated.items():
+        figure.savefig(path.with_suffix(kind), metadata=metadata)
     pyplot().close(figure)
     return path.with_suffix(".png")

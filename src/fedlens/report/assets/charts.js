@@ -1,0 +1,254 @@
+// Charts are drawn for the width there is, so that letters keep their size, and again when it changes.
+function chart(about, draw) {
+  const frame = element("div", { class: "chart" });
+  let width = 0, image = null;
+  function redraw() {
+    if (!width) return;
+    const tip = frame.querySelector(".tip");
+    if (tip) tip.remove();
+    const next = draw(width, frame);
+    fill(next, { role: "img", "aria-label": about() }, []);
+    if (image) image.replaceWith(next); else frame.append(next);
+    image = next;
+  }
+  new ResizeObserver(() => {
+    const wide = Math.round(frame.clientWidth);
+    if (wide && wide !== width) { width = wide; redraw(); }
+  }).observe(frame);
+  return { frame, redraw };
+}
+
+function canvas(width, height, attributes = {}) {
+  return drawn("svg", { viewBox: `0 0 ${width} ${height}`, width, height, ...attributes });
+}
+const text = (x, y, words, attributes = {}) => drawn("text", { x, y, ...attributes }, words);
+
+function ticks(low, high, count, least = 0) {
+  const rough = (high - low || 1) / count, power = 10 ** Math.floor(Math.log10(rough));
+  const step = Math.max(least, [1, 2, 5, 10].find((factor) => factor * power >= rough) * power);
+  const found = [];
+  for (let at = Math.ceil(low / step - 1e-9); at * step <= high + 1e-9 * step; at++) found.push(at * step);
+  return found;
+}
+
+function tip(frame, x, y, rows) {
+  let box = frame.querySelector(".tip");
+  if (!rows) { if (box) box.remove(); return; }
+  if (!box) frame.append(box = element("div", { class: "tip", role: "status" }));
+  box.replaceChildren(...rows);
+  const room = frame.clientWidth - box.offsetWidth;
+  box.style.left = `${Math.max(0, Math.min(room, x + 14 + box.offsetWidth > frame.clientWidth ? x - 14 - box.offsetWidth : x + 14))}px`;
+  box.style.top = `${Math.max(0, y)}px`;
+}
+const tipRow = (mark, name, value) => element("div", {}, element("span", {}, mark, name), element("b", {}, value));
+
+// ---- lines over rounds, bytes or seconds ----
+// series: group (its mark), xs, ys, low, high, unfinished
+function lines(about, xName, xText, yName, visible) {
+  return chart(about, (width, frame) => {
+    const series = visible();
+    const labels = width >= 620 && series.length > 1 && series.length <= 8;
+    const right = labels ? Math.min(190, 30 + 7 * Math.max(...series.map((one) => one.group.label.length))) : 14;
+    const height = Math.round(Math.max(250, Math.min(400, width * 0.42))), box = { left: 44, right: width - right, top: 24, bottom: height - 42 };
+    const image = canvas(width, height, { tabindex: 0 });
+    const all = (name) => series.flatMap((one) => one[name] || []).filter(known);
+    if (!all("ys").length) return fill(image, {}, [text(width / 2, height / 2, "nothing was measured", { "text-anchor": "middle" })]);
+    const highX = Math.max(...all("xs")), lowX = xName === "rounds" ? Math.min(...all("xs")) : 0; // costs begin at nothing
+    let lowY = Math.min(...all("ys"), ...all("low")), highY = Math.max(...all("ys"), ...all("high"));
+    const pad = Math.max(0.005, 0.06 * (highY - lowY));
+    lowY = Math.max(0, lowY - pad); highY = Math.min(1, highY + pad);
+    const x = (value) => box.left + ((value - lowX) / (highX - lowX || 1)) * (box.right - box.left);
+    const y = (value) => box.bottom - ((value - lowY) / (highY - lowY || 1)) * (box.bottom - box.top);
+    for (const at of ticks(lowY, highY, 5)) {
+      image.append(drawn("line", { class: "rule", x1: box.left, x2: box.right, y1: y(at), y2: y(at) }),
+        text(box.left - 8, y(at) + 4, +(100 * at).toFixed(2), { "text-anchor": "end" }));
+    }
+    const marks = ticks(lowX, highX, width < 500 ? 3 : 6, xName === "rounds" ? 1 : 0);
+    for (const at of marks) image.append(text(x(at), box.bottom + 18, xText(at), { "text-anchor": "middle" }));
+    image.append(text(box.left - 36, 12, yName), text(box.right, height - 6, xName, { "text-anchor": "end" }));
+    for (const one of series) {
+      const points = one.xs.map((value, at) => [value, one.ys[at], at]).filter(([, value]) => known(value));
+      if (one.low) {
+        const edge = (name) => points.map(([value, , at]) => `${x(value).toFixed(1)},${y(one[name][at]).toFixed(1)}`);
+        image.append(drawn("polygon", { class: `band c${one.group.colour}`, points: [...edge("high"), ...edge("low").reverse()].join(" ") }));
+      }
+      const path = points.map(([value, height]) => `${x(value).toFixed(1)},${y(height).toFixed(1)}`).join(" ");
+      if (points.length > 1) image.append(drawn("polyline", { class: `line c${one.group.colour}${one.unfinished ? " unfinished" : ""}`, points: path, "stroke-dasharray": dashOf(one.group) }));
+      else for (const [value, height] of points) image.append(drawn("circle", { class: `dot c${one.group.colour}`, cx: x(value), cy: y(height), r: 5 }));
+    }
+    if (labels) endLabels(image, series.map((one) => ({ label: one.group.label, y: y(one.ys.filter(known).slice(-1)[0]), colour: one.group.colour })), box);
+    const cursor = drawn("g", { "aria-hidden": "true" });
+    image.append(cursor);
+    follow(image, frame, width, () => [...new Set(series.flatMap((one) => one.xs))].sort((a, b) => a - b).map((value) => [x(value), value]), (value, place) => {
+      cursor.replaceChildren();
+      if (!known(value)) return tip(frame);
+      cursor.append(drawn("line", { class: "cursor", x1: place, x2: place, y1: box.top, y2: box.bottom }));
+      const found = series.map((one) => {
+        const at = one.xs.reduce((best, other, number) => (known(one.ys[number]) && (best < 0 || Math.abs(x(other) - place) < Math.abs(x(one.xs[best]) - place)) ? number : best), -1);
+        return { one, at };
+      }).filter(({ one, at }) => at >= 0 && Math.abs(x(one.xs[at]) - place) < 40).sort((a, b) => b.one.ys[b.at] - a.one.ys[a.at]);
+      for (const { one, at } of found) cursor.append(drawn("circle", { class: `dot c${one.group.colour}`, cx: x(one.xs[at]), cy: y(one.ys[at]), r: 4.5 }));
+      tip(frame, place, box.top, [element("div", {}, element("span", {}, `${xName}: ${xText(value)}`)), ...found.slice(0, 14).map(({ one, at }) =>
+        tipRow(swatch(one.group), one.group.label, `${percent(one.ys[at])} %` + (one.low ? ` (${percent(one.low[at])} to ${percent(one.high[at])})` : "")))]);
+    });
+    return image;
+  });
+}
+
+function endLabels(image, labels, box) {
+  labels.sort((a, b) => a.y - b.y);
+  let last = box.top - 14;
+  for (const label of labels) { label.at = Math.max(label.y, last + 14); last = label.at; }
+  const over = Math.max(0, last - box.bottom);
+  for (const label of labels) image.append(drawn("circle", { class: `dot c${label.colour}`, cx: box.right + 9, cy: label.at - over, r: 4 }),
+    text(box.right + 17, label.at - over + 4, label.label, { class: "name" }));
+}
+
+// The pointer, a finger or the arrow keys choose the nearest of some places.
+function follow(image, frame, width, places, show) {
+  let stops = null, at = -1;
+  const choose = (number) => { at = number; show(stops[at] && stops[at][1], stops[at] && stops[at][0]); };
+  const ready = () => (stops = stops || places());
+  image.addEventListener("pointermove", (event) => {
+    const box = image.getBoundingClientRect(), place = ((event.clientX - box.left) / box.width) * width;
+    ready();
+    choose(stops.reduce((best, stop, number) => (best < 0 || Math.abs(stop[0] - place) < Math.abs(stops[best][0] - place) ? number : best), -1));
+  });
+  const leave = () => { ready(); at = -1; show(null); };
+  image.addEventListener("pointerleave", leave);
+  image.addEventListener("blur", leave);
+  image.addEventListener("keydown", (event) => {
+    ready();
+    const to = { ArrowRight: at + 1, ArrowLeft: at < 0 ? stops.length - 1 : at - 1, Home: 0, End: stops.length - 1 }[event.key];
+    if (event.key === "Escape") leave();
+    if (to === undefined || !stops.length) return;
+    event.preventDefault();
+    choose(Math.max(0, Math.min(stops.length - 1, to)));
+  });
+}
+
+// ---- a row of clients for each run ----
+// rows: name, group, clients, accuracy, mean, worst_decile, split
+function strips(about, rows) {
+  return chart(about, (width, frame) => {
+    const above = width < 620, left = above ? 4 : Math.min(230, 24 + 6.8 * Math.max(...rows.map((row) => row.name.length)));
+    const step = above ? 46 : 30, height = rows.length * step + 40, image = canvas(width, height, { tabindex: 0 });
+    const low = Math.max(0, Math.floor(10 * Math.min(...rows.flatMap((row) => row.accuracy)) - 0.2) / 10);
+    const x = (value) => left + 8 + ((value - low) / (1 - low || 1)) * (width - left - 20);
+    for (const at of ticks(low, 1, width < 500 ? 4 : 8)) {
+      image.append(drawn("line", { class: "rule", x1: x(at), x2: x(at), y1: 0, y2: height - 34 }), text(x(at), height - 18, Math.round(100 * at), { "text-anchor": "middle" }));
+    }
+    image.append(text(width - 12, height - 2, "accuracy of each client, %", { "text-anchor": "end" }));
+    const dots = new Map();
+    rows.forEach((row, number) => {
+      const middle = number * step + (above ? 30 : 15);
+      image.append(above ? text(4, middle - 15, row.name, { class: "name" }) : text(left, middle + 4, row.name, { class: "name", "text-anchor": "end" }));
+      row.clients.forEach((client, at) => {
+        const dot = drawn("circle", { class: `client c${row.group.colour}`, cx: x(row.accuracy[at]).toFixed(1), cy: middle, r: 5 });
+        const key = `${row.split} ${client}`;
+        dots.set(key, [...(dots.get(key) || []), { dot, row, value: row.accuracy[at], client, middle }]);
+        image.append(dot);
+      });
+      for (const [kind, value] of [["mean", row.mean], ["tenth", row.worst_decile]])
+        image.append(drawn("line", { class: kind, x1: x(value), x2: x(value), y1: middle - 11, y2: middle + 11 }));
+    });
+    let chosen = [];
+    function choose(same, place) {
+      for (const { dot } of chosen) dot.classList.remove("chosen");
+      image.classList.toggle("dimmed", Boolean(same));
+      chosen = same || [];
+      for (const { dot } of chosen) dot.classList.add("chosen");
+      if (!same) return tip(frame);
+      tip(frame, place[0], place[1], [element("div", {}, element("span", {}, `client ${same[0].client}`)), ...same.slice(0, 14).map(({ row, value }) => tipRow(swatch(row.group), row.name, `${percent(value)} %`))]);
+    }
+    const all = [...dots.values()];
+    image.addEventListener("pointermove", (event) => {
+      const box = image.getBoundingClientRect(), scale = width / box.width, at = [(event.clientX - box.left) * scale, (event.clientY - box.top) * scale];
+      let near = null, least = 14 ** 2;
+      for (const same of all) for (const one of same) {
+        const away = (one.dot.cx.baseVal.value - at[0]) ** 2 + (one.middle - at[1]) ** 2;
+        if (away < least) { least = away; near = same; }
+      }
+      choose(near, [at[0], at[1] + 14]);
+    });
+    image.addEventListener("pointerleave", () => choose(null));
+    image.addEventListener("blur", () => choose(null));
+    let number = -1;
+    image.addEventListener("keydown", (event) => {
+      const to = { ArrowRight: number + 1, ArrowLeft: number - 1, Home: 0, End: all.length - 1 }[event.key];
+      if (event.key === "Escape") choose(null);
+      if (to === undefined) return;
+      event.preventDefault();
+      number = Math.max(0, Math.min(all.length - 1, to));
+      choose(all[number], [all[number][0].dot.cx.baseVal.value, all[number][0].middle + 14]);
+    });
+    return image;
+  });
+}
+
+// ---- bars made of parts ----
+// rows: name, parts {kind: value}; kinds: kind -> mark's class
+function bars(about, rows, kinds, write) {
+  return chart(about, (width, frame) => {
+    const above = width < 620, left = above ? 0 : Math.min(230, 24 + 6.8 * Math.max(...rows.map((row) => row.name.length)));
+    const step = above ? 48 : 34, height = rows.length * step + 8, image = canvas(width, height);
+    const total = (row) => Object.values(row.parts).reduce((sum, value) => sum + value, 0);
+    const most = Math.max(...rows.map(total), 1), room = width - left - 90;
+    rows.forEach((row, number) => {
+      const top = number * step + (above ? 20 : 4);
+      let x = left + 8;
+      image.append(above ? text(8, top - 5, row.name, { class: "name" }) : text(left, top + 17, row.name, { class: "name", "text-anchor": "end" }));
+      for (const [kind, value] of Object.entries(row.parts)) {
+        const wide = (value / most) * room;
+        const part = drawn("rect", { class: `part ${kinds[kind]}`, x, y: top, width: Math.max(0, wide - 1), height: 24, rx: 2 });
+        part.addEventListener("pointermove", () => tip(frame, x, top + 28, [tipRow(drawn("svg", { width: 10, height: 10 }, drawn("rect", { class: `part ${kinds[kind]}`, width: 10, height: 10 })), kind, write(value))]));
+        part.addEventListener("pointerleave", () => tip(frame));
+        image.append(part);
+        x += wide;
+      }
+      image.append(text(x + 6, top + 17, write(total(row))));
+    });
+    return image;
+  });
+}
+
+// ---- who owns what: clients along, classes up, area by count ----
+function bubbles(about, split) {
+  return chart(about, (width, frame) => {
+    const classes = split.counts[0].length, left = 44, step = Math.max(5, Math.min(22, 420 / classes));
+    const height = Math.round(classes * step + 58), image = canvas(width, height);
+    const across = (width - left - 10) / split.counts.length, most = Math.max(...split.counts.flat());
+    const widest = Math.min(across, step) * 0.98;
+    const x = (number) => left + (number + 0.5) * across, y = (label) => (classes - label - 0.5) * step + 20;
+    const each = Math.ceil(classes / (420 / 18)), skipped = Math.ceil(split.counts.length / (width / 34));
+    for (let label = 0; label < classes; label += each) image.append(text(left - 8, y(label) + 4, label, { "text-anchor": "end" }));
+    split.clients.forEach((client, number) => { if (number % skipped === 0) image.append(text(x(number), classes * step + 38, client, { "text-anchor": "middle" })); });
+    image.append(text(width - 10, height - 4, "client", { "text-anchor": "end" }), text(2, 12, "class"));
+    split.counts.forEach((row, number) => row.forEach((count, label) => {
+      if (!count) return;
+      const dot = drawn("circle", { class: "bubble k0", cx: x(number).toFixed(1), cy: y(label).toFixed(1), r: Math.max(0.7, (widest / 2) * Math.sqrt(count / most)).toFixed(2) });
+      dot.addEventListener("pointermove", () => tip(frame, x(number), y(label) + 12, [tipRow(null, `client ${split.clients[number]}, class ${label}`, `${count} images`)]));
+      dot.addEventListener("pointerleave", () => tip(frame));
+      image.append(dot);
+    }));
+    return image;
+  });
+}
+
+// ---- what an attack finds, between chance and no defence ----
+function intervals(about, verdict) {
+  return chart(about, (width) => {
+    const kinds = [["by chance", "grey", verdict.chance], ["without defence", "k0", verdict.undefended], ["found", "alarm", verdict.found]];
+    const measured = kinds.map(([name, mark, by]) => [name, mark, by[verdict.decisive]]).filter(([, , one]) => one);
+    const image = canvas(width, 26 * measured.length + 24), left = 116;
+    const high = Math.max(1, ...measured.map(([, , one]) => one.high)), low = Math.min(0, ...measured.map(([, , one]) => one.low));
+    const x = (value) => left + ((value - low) / (high - low)) * (width - left - 16);
+    for (const at of ticks(low, high, 5)) image.append(drawn("line", { class: "rule", x1: x(at), x2: x(at), y1: 0, y2: 26 * measured.length }), text(x(at), 26 * measured.length + 16, +at.toFixed(2), { "text-anchor": "middle" }));
+    measured.forEach(([name, mark, one], number) => {
+      const middle = 26 * number + 13;
+      image.append(text(left - 10, middle + 4, name, { class: "name", "text-anchor": "end" }), drawn("line", { class: `range ${mark}`, x1: x(one.low), x2: x(one.high), y1: middle, y2: middle }),
+        drawn("circle", { class: `dot ${mark}`, cx: x(one.value), cy: middle, r: 5.5 }));
+    });
+    return image;
+  });
+}

@@ -1,0 +1,83 @@
+"use strict";
+// What runs call themselves reaches the page as text nodes and attributes only, never as markup.
+const report = JSON.parse(document.getElementById("report").textContent);
+const known = (value) => value !== null && value !== undefined;
+const SVG = "http://www.w3.org/2000/svg";
+
+function fill(node, attributes, children) {
+  for (const [name, value] of Object.entries(attributes || {})) {
+    if (!known(value) || (value === false && !name.startsWith("aria-"))) continue;
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else node.setAttribute(name, value);
+  }
+  node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  return node;
+}
+const element = (name, attributes, ...children) => fill(document.createElement(name), attributes, children);
+const drawn = (name, attributes, ...children) => fill(document.createElementNS(SVG, name), attributes, children);
+
+// ---- numbers in words ----
+const percent = (share, digits = 1) => (known(share) ? (100 * share).toFixed(digits) : "–");
+function size(count) {
+  if (!known(count)) return "–";
+  for (const unit of ["B", "kB", "MB", "GB"]) {
+    if (count < 999.5) return `${+count.toPrecision(3)} ${unit}`;
+    count /= 1000;
+  }
+  return `${+count.toPrecision(3)} TB`;
+}
+function duration(seconds) {
+  if (!known(seconds)) return "–";
+  if (seconds >= 7200) return `${(seconds / 3600).toFixed(1)} h`;
+  if (seconds >= 120) return `${(seconds / 60).toFixed(1)} min`;
+  return `${+seconds.toPrecision(3)} s`;
+}
+const plainly = (value) => (!known(value) ? "–" : typeof value === "number" && !Number.isInteger(value) ? String(+value.toPrecision(6)) : String(value));
+// A mean and its deviation in the mean's unit; a deviation that would read as zero is left out.
+function withSpread(found, units) {
+  if (!found || !known(found.mean)) return "–";
+  const [unit, , size] = units.find(([, from]) => found.mean >= from) || units[units.length - 1];
+  const digits = Math.max(0, 2 - Math.floor(Math.log10(found.mean / size || 1)));
+  const std = ((found.std || 0) / size).toFixed(digits);
+  return `${+(found.mean / size).toFixed(digits)}${Number(std) ? ` ± ${std}` : ""} ${unit}`.trim();
+}
+const SIZES = [["TB", 999.5e9, 1e12], ["GB", 999.5e6, 1e9], ["MB", 999.5e3, 1e6], ["kB", 999.5, 1e3], ["B", 0, 1]];
+const TIMES = [["h", 7200, 3600], ["min", 120, 60], ["s", 0, 1]];
+const PLAIN = [["", 0, 1]];
+const percents = (found) => (known(found && found.mean) ? percent(found.mean) + (known(found.std) ? ` ± ${percent(found.std)}` : "") : "–");
+
+// ---- marks ----
+const dashOf = (group) => (report.dashes[(group.dash + group.variant) % report.dashes.length] || []).join(" ");
+function swatch(group) {
+  const line = drawn("line", { class: `line c${group.colour}`, x1: 1, x2: 21, y1: 5, y2: 5, "stroke-dasharray": dashOf(group) });
+  return drawn("svg", { class: "swatch", width: 22, height: 10, "aria-hidden": "true" }, line);
+}
+const named = (group) => [swatch(group), group.label];
+
+// ---- what many sections need ----
+function choice(label, options, chosen, change) {
+  const buttons = Object.entries(options).map(([value, words]) =>
+    element("button", { type: "button", "aria-pressed": value === chosen, "data-value": value, onclick: () => {
+      for (const button of buttons) button.setAttribute("aria-pressed", button.dataset.value === value);
+      change(value);
+    } }, words));
+  return element("div", { class: "choice", role: "group", "aria-label": label }, buttons);
+}
+
+function selection(label, options, chosen, change) {
+  const names = Object.entries(options);
+  if (names.length < 2) return null;
+  const select = element("select", { onchange: () => change(select.value) }, names.map(([value, words]) => element("option", { value, selected: value === chosen ? "" : null }, words)));
+  return element("label", { class: "selection" }, `${label} `, select);
+}
+
+function facts(rows, columned = true) {
+  const pairs = rows.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, plainly(value))));
+  return columned
+    ? element("dl", { class: "columns" }, pairs)
+    : element("dl", {}, rows.map(([name, value]) => [element("dt", {}, name), element("dd", {}, plainly(value))]));
+}
+
+function list(names, most = 6) {
+  return names.slice(0, most).join(", ") + (names.length > most ? ` and ${names.length - most} more` : "");
+}

@@ -1,0 +1,136 @@
+"""Runs that differ in their seed alone, taken together; and which of them may be compared."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .style import place_of
+
+# Where and how a run ran, and what is drawn anew for a repetition.
+_PLACE = {"out", "engine", "workers", "lanes", "ray", "compile", "residency", "memory", "checkpoint", "keep", "picture"}
+_NO_OTHER_METHOD = _PLACE | {"transcript", "track", "devices", "seed"}
+_SAID = 3  # settings at most in a label; where more differ, the folder's name tells more
+_FAIR = ("mean", "std", "worst_decile", "jain")
+
+
+def grouped(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A row for each method and setting, with mean and deviation over its complete runs; in the order they came."""
+    found: dict[str, list[int]] = {}
+    for number, run in enumerate(runs):
+        if run["state"] != "corrupt":
+            found.setdefault(repr(sorted(compared(run).items())), []).append(number)
+    groups = [_group([runs[number] for number in numbers], numbers) for numbers in found.values()]
+    _label(groups, [runs[numbers[0]] for numbers in found.values()])
+    return groups
+
+
+def compared(run: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that make a run another one than a repetition."""
+    kept = {
+        k: v for k, v in run["settings"].items() if k != "partition.seed" and k.split(".")[0] not in _NO_OTHER_METHOD
+    }
+    return kept | {"over": "Flower" if run["flower"] else "simulation"}
+
+
+def _group(runs: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> dict[str, Any]:
+    complete = [run for run in runs if run["state"] == "complete"]
+    shown = complete or list(runs)
+    colour, dash = place_of(runs[0]["method"])
+    models = [model for model in shown[0]["curves"] if all(model in run["curves"] for run in shown)]
+    looks = [look for look in shown[0]["looks"] if all(look in run["looks"] for run in shown)]
+    return {
+        "method": runs[0]["method"],
+        "colour": colour,
+        "dash": dash,
+        "runs": list(numbers),
+        "complete": len(complete),
+        "splits": sorted({run["split"] or "" for run in shown}),
+        "data": sorted({run["data"] for run in shown}),
+        "curves": {model: _mean_curve([run["curves"][model] for run in shown]) for model in models},
+        "accuracy": {model: spread([_last(run["curves"][model]) for run in shown]) for model in models},
+        "fairness": {
+            look: {name: spread([run["looks"][look][name] for run in shown]) for name in _FAIR} for look in looks
+        },
+        "kinds": {kind: spread([_total(run, kind) for run in shown]) for kind in _kinds(shown)},
+        "headers": spread([sum(parts["header"] for parts in run["bytes"].values()) for run in shown]),
+        "bytes": spread([own_bytes(run) for run in shown]),
+        "seconds": spread([run["seconds"] for run in shown]),
+        "rounds": spread([run["rounds"] for run in shown]),
+    }
+
+
+def _kinds(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    return sorted({kind for run in runs for kind in run["bytes"]})
+
+
+def _total(run: Mapping[str, Any], kind: str) -> int:
+    return sum(run["bytes"].get(kind, {}).values())
+
+
+def own_bytes(run: Mapping[str, Any]) -> int:
+    """Of the method itself, up and down."""
+    return sum(_total(run, kind) for kind in run["bytes"] if not kind.startswith("evaluation"))
+
+
+def _last(curve: Mapping[str, list[Any]]) -> float | None:
+    return curve["accuracy"][-1]
+
+
+def spread(values: Sequence[float | None]) -> dict[str, Any]:
+    """Mean and, of several, the sample deviation over seeds; none of both where a run diverged."""
+    known = [value for value in values if value is not None]
+    if len(known) < len(values):
+        return {"mean": None, "std": None, "count": len(values)}
+    std = statistics.stdev(known) if len(known) > 1 else None
+    return {"mean": statistics.fmean(known), "std": std, "count": len(known)}
+
+
+def _mean_curve(curves: Sequence[Mapping[str, list[Any]]]) -> dict[str, list[Any]]:
+    """Over the rounds that all have: means, and the lowest and the highest accuracy."""
+    at = [dict(zip(curve["round"], range(len(curve["round"])), strict=True)) for curve in curves]
+    rounds = [round for round in curves[0]["round"] if all(round in places for places in at)]
+
+    def each(name: str, round: int) -> list[Any]:
+        return [curve[name][places[round]] for curve, places in zip(curves, at, strict=True)]
+
+    found: dict[str, list[Any]] = {"round": rounds}
+    for name in ("accuracy", "loss", "bytes", "seconds"):
+        found[name] = [spread(each(name, round))["mean"] for round in rounds]
+    if len(curves) > 1:
+        known = [[value for value in each("accuracy", round) if value is not None] for round in rounds]
+        found["low"], found["high"] = ([end(values, default=None) for values in known] for end in (min, max))
+    return found
+
+
+def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Keys that some have not, or with another value."""
+    keys = dict.fromkeys(key for each in settings for key in each)
+    return [key for key in keys if len({repr(each.get(key, "–")) for each in settings}) > 1]
+
+
+def outermost(keys: Sequence[str]) -> list[str]:
+    """Without the fields of a part that is itself another one: model, not model.width."""
+    return [key for key in keys if not any(key.startswith(f"{other}.") for other in keys)]
+
+
+def _label(groups: list[dict[str, Any]], firsts: Sequence[Mapping[str, Any]]) -> None:
+    """By the method, and where several are of one method by what else they differ in."""
+    settings = [compared(run) for run in firsts]
+    for number, group in enumerate(groups):
+        alike = [other for other, one in enumerate(groups) if one["method"] == group["method"]]
+        keys = outermost(differing([settings[other] for other in alike]))
+        more = [f"{key.removeprefix('algorithm.')}={settings[number].get(key, '–')}" for key in keys]
+        if len(more) > _SAID:
+            more = [f"({firsts[number]['name']})"]
+        group["label"], group["variant"] = " ".join([group["method"], *more]), alike.index(number)
+
+
+# ---- what may be compared --------------------------------------------------------------------------------------------
+def arenas(groups: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+    """Groups that have the same data and the same splits, by number."""
+    found: dict[tuple[Any, ...], list[int]] = {}
+    for number, group in enumerate(groups):
+        found.setdefault((tuple(group["data"]), tuple(group["splits"])), []).append(number)
+    return list(found.values())

@@ -1,0 +1,153 @@
+"""`fedlens report`: runs as one HTML file that needs nothing else, no network and no server."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import os
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from .. import __version__
+from ..core.errors import BadInput
+from ..core.memories import write_whole
+from . import story
+from .collect import collect, runs_in
+from .gallery import Pictures
+from .groups import arenas, differing, grouped
+from .style import COLOURS, DARK_COLOURS, DASHES
+
+_SCRIPTS = ("elements.js", "tables.js", "charts.js", "sections.js")  # in this order, as one
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; \
+style-src 'sha256-{style_hash}'; script-src 'sha256-{script_hash}'; base-uri 'none'; form-action 'none'">
+<meta name="color-scheme" content="light dark">
+<meta name="generator" content="FedLens">
+<title>{title}</title>
+<style>{style}</style>
+</head>
+<body>
+<noscript>This report draws all it shows from the data inside this file, and needs JavaScript for that.</noscript>
+<script type="application/json" id="report">{content}</script>
+<script>{script}</script>
+</body>
+</html>
+"""
+
+
+def write(runs: Sequence[Path], out: Path) -> Path:
+    """A page about these runs, or those below these folders."""
+    if out.is_dir():
+        raise BadInput(f"--out {out} is a folder; name a file such as {out / 'report.html'}")
+    text = page(gather(runs))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(out, text.encode())
+    return out
+
+
+def gather(paths: Sequence[Path]) -> dict[str, Any]:
+    """All that the page shows. Its script takes every number from here."""
+    folders, pictures = runs_in(paths), Pictures()
+    runs = [collect(folder, name, pictures) for folder, name in zip(folders, _names(folders), strict=True)]
+    groups = grouped(runs)
+    fields = arenas(groups)
+    for number, arena in enumerate(fields):
+        for member in arena:
+            groups[member]["arena"] = story.letter(number)
+    complete = [group for group in groups if group["complete"]]
+    return {
+        "version": __version__,
+        "title": _title(runs, groups),
+        **story.told(runs, groups, fields),
+        "warnings": story.warnings(runs, groups, fields),
+        "measure": story.measure_for(complete),
+        "measures": {name: words for name, words in story.MODELS.items() if any(name in g["curves"] for g in groups)},
+        "arenas": len(fields),
+        "groups": groups,
+        "splits": _splits(runs),
+        "settings": _settings(runs),
+        "left_out": pictures.left_out,
+        "dashes": DASHES,
+        "runs": [{k: v for k, v in run.items() if k not in ("settings", "owned")} for run in runs],
+    }
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """Folders as seen from the one that holds them all."""
+    places = [folder.absolute() for folder in folders]
+    root = os.path.commonpath([place.parent for place in places])
+    return [os.path.relpath(place, root) for place in places]
+
+
+def _title(runs: Sequence[dict[str, Any]], groups: Sequence[dict[str, Any]]) -> str:
+    methods = list(dict.fromkeys(group["method"] for group in groups))
+    data = list(dict.fromkeys(run["passport"]["data"]["name"] for run in runs if "passport" in run))
+    named = ", ".join(methods[:6]) + (" and more" if len(methods) > 6 else "")
+    return f"{named} on {', '.join(data[:3])}" if groups else "Runs that cannot be read"
+
+
+def _splits(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Who owns how many images of which class, once for each split."""
+    found: dict[str, dict[str, Any]] = {}
+    for run in runs:
+        if run.get("owned"):
+            card = run["passport"]
+            split = {
+                "hash": run["split"],
+                "data": card["data"]["name"],
+                "notes": card.get("split_notes", []),
+                "runs": [],
+            }
+            found.setdefault(run["split"], split | run["owned"])["runs"].append(run["name"])
+    return list(found.values())
+
+
+def _settings(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Settings that all runs have in common, and the others run by run."""
+    known = [{k: v for k, v in run["settings"].items() if k != "out"} for run in runs]
+    other = differing([each for each in known if each])
+    common = {key: value for each in known for key, value in each.items() if key not in other}
+    return {"common": common, "other": other, "each": [{k: v for k, v in each.items() if k in other} for each in known]}
+
+
+# ---- HTML ------------------------------------------------------------------------------------------------------------
+def page(content: dict[str, Any]) -> str:
+    """Only the script and the style that are in the package can act: a policy names them by their hashes."""
+    style, script = _style(), "\n".join(_asset(name) for name in _SCRIPTS)
+    return _PAGE.format(
+        title=html.escape(f"{content['title']} · FedLens"),
+        style=style,
+        style_hash=_hash(style),
+        script=script,
+        script_hash=_hash(script),
+        content=_inert(content),
+    )
+
+
+def _inert(content: Any) -> str:
+    """JSON that no HTML parser takes for anything else."""
+    text = json.dumps(content, allow_nan=False, separators=(",", ":"), ensure_ascii=True)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _style() -> str:
+    light, dark = (
+        ";".join(f"--c{number}:{colour}" for number, colour in enumerate(each)) for each in (COLOURS, DARK_COLOURS)
+    )
+    return _asset("page.css").replace("/* light palette */", light).replace("/* dark palette */", dark)
+
+
+def _asset(name: str) -> str:
+    return (resources.files("fedlens.report") / "assets" / name).read_text("utf-8")
+
+
+def _hash(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

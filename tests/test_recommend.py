@@ -1,0 +1,121 @@
+"""Recommendations: only from results that exist, for splits like theirs, and honest where there are none."""
+
+import io
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from fedlens import config
+from fedlens.cli import app
+from fedlens.comparison.board import Board
+from fedlens.comparison.compare import asked, compare
+from fedlens.core.errors import BadInput
+from fedlens.recommend import NEAR, add, apart, described, known, read, recommend, results_of
+
+ROOT = Path(__file__).parents[1]
+SKEWED = config.read(None, ["partition.alpha=0.1", "clients=20", "model=cnn_small"])
+
+
+def result(mine, **other):
+    whole = dict(source="results/x.md", data="mnist5k", clients=20, partition="p", model="m", rounds=5, seeds=3)
+    return {
+        **whole,
+        "skew": mine,
+        "global": {"fedavg": 0.7, "scaffold": 0.8, "fedprox": 0.795},
+        "personal": {},
+        **other,
+    }
+
+
+def test_every_number_of_the_evidence_is_in_the_file_it_names():
+    for each in known():
+        text = (ROOT / each["source"]).read_text()
+        numbers = set(re.findall(r"\d+\.\d+", text))
+        for accuracy in [*each["global"].values(), *each["personal"].values()]:
+            assert {f"{100 * accuracy:.2f}", f"{accuracy:.3f}"} & numbers, (each["source"], accuracy)
+        assert f"{each['rounds']}" in text and (each["data"].split("_")[0] in text.lower())
+
+
+@pytest.mark.skipif("FEDLENS_DATA" not in os.environ, reason="the skew of real data needs FEDLENS_DATA")
+def test_the_skew_of_the_evidence_is_that_of_its_split():
+    for each in known():
+        alpha = each["partition"].rpartition(" ")[2]
+        words = [f"data={each['data']}", f"partition.alpha={alpha}", f"clients={each['clients']}"]
+        numbers, _ = described(config.read(None, words))
+        assert numbers == pytest.approx(each["skew"], abs=1e-4)
+
+
+def test_the_nearest_result_decides_and_close_methods_are_all_named():
+    mine, _ = described(SKEWED)
+    far = {**mine, "distance": mine["distance"] - 2 * 0.2}
+    found = recommend(SKEWED, [result(far, source="far.md", **{"global": {"moon": 0.9}}), result(mine)], "global")
+    assert [(a.method, a.verdict) for a in found.advice] == [
+        ("scaffold", "try"),
+        ("fedprox", "try"),
+        ("fedavg", "behind"),
+    ]
+    assert found.advice[0].over_fedavg == pytest.approx(0.1) and {a.source for a in found.advice} == {"results/x.md"}
+    said = "\n".join(found.notes)
+    assert "results/x.md: mnist5k, 20 clients" in said and "Also near: far.md" in said
+    assert "No evidence on such a split: " in said and "pse" in said and "no ranking" not in said
+
+
+def test_distances_between_splits():
+    a = {"label_entropy": 1.0, "classes": 4.0, "size_gini": 0.1, "distance": 1.0}
+    assert apart(a, a) == 0 and apart(a, {**a, "distance": 0.5}) == 0.25 and apart(a, {**a, "size_gini": 0.9}) == 0.8
+    assert apart(a, {**a, "label_entropy": 0.0}) == 0.5 and apart(a, {**a, "label_entropy": 2.0, "classes": 16.0}) == 0
+
+
+def test_without_evidence_it_says_so():
+    mine, _ = described(SKEWED)
+    even = {**mine, "distance": mine["distance"] - 2 * NEAR - 0.01}
+    for evidence, kind in (([result(even)], "global"), ([result(mine)], "personal"), ([], "global")):
+        found = recommend(SKEWED, evidence, kind)
+        assert not found.advice and any("no evidence" in note and "fedlens compare" in note for note in found.notes)
+
+
+def test_constraints_rule_out_by_a_methods_own_messages():
+    mine, _ = described(SKEWED)
+    four = result(mine, **{"global": {"fedavg": 0.7, "scaffold": 0.8, "fedxds": 0.9, "fedsls": 0.6, "uniform": 0.5}})
+    found = {a.method: a for a in recommend(SKEWED, [four], "global", megabytes=3, private=True).advice}
+    assert found["fedavg"].verdict == "behind" and found["uniform"].verdict == "behind"
+    assert found["scaffold"].why == "a client sends 4.66 MB in a round, more than 3"  # twice 582,026 parameters
+    alone = {a.method: a for a in recommend(SKEWED, [four], "global", private=True).advice}
+    assert "made of clients' images" in alone["fedxds"].why and alone["scaffold"].verdict != "ruled out"
+    assert "more than updates" in alone["fedsls"].why
+
+
+def test_a_comparison_becomes_evidence(tmp_path):
+    words = ("model=cnn2", "clients=6", "cohort=3", "rounds=2", "local.steps=1", "engine=sequential")
+    done = compare(asked(["fedavg", "fedper", *words]), [0, 1], tmp_path / "c", Board(io.StringIO()), 1)
+    assert add(tmp_path / "c", tmp_path / "e.json", "results/new.md") == 1
+    assert add(tmp_path / "c", tmp_path / "e.json", "results/new.md") == 1  # in place of what it said before
+    [entry] = read((tmp_path / "e.json").read_text(), "e.json")
+    rows = {row["method"]: row for row in done.rows("")}
+    assert entry["global"] == {"fedavg": rows["fedavg"]["global_last"]} and entry["seeds"] == 2
+    assert entry["personal"] == {name: row["personal_after"] for name, row in rows.items()}
+    experiment = config.read(tmp_path / "c" / "fedavg" / "seed0" / "config.yaml")
+    assert entry["skew"] == pytest.approx(described(experiment)[0], abs=1e-4)
+    assert recommend(experiment, [entry], "personal").advice
+
+
+def test_bad_evidence_is_named(tmp_path):
+    with pytest.raises(BadInput, match="holds no comparison"):
+        results_of(tmp_path, "x")
+    (tmp_path / "compare.json").write_text(json.dumps({"complete": False}))
+    with pytest.raises(BadInput, match="is not finished"):
+        results_of(tmp_path, "x")
+    for text, sentence in (("{", "is not JSON"), ('{"format": 2}', "no evidence of this version")):
+        with pytest.raises(BadInput, match=sentence):
+            read(text, "e.json")
+
+
+def test_the_command(capsys):
+    app(["recommend", "partition.alpha=0.1", "clients=20", "--json"], standalone_mode=False)
+    found = json.loads(capsys.readouterr().out)
+    assert found["kind"] == "global" and {a["source"] for a in found["advice"]} <= {e["source"] for e in known()}
+    app(["recommend", "partition=iid", "--personal"], standalone_mode=False)
+    assert "no evidence" in " ".join(capsys.readouterr().out.split())

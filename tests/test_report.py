@@ -1,0 +1,480 @@
+"""`fedlens report`: the page has the numbers of the tables; broken and foreign runs are shown as what they are."""
+
+import itertools
+import json
+import math
+import re
+import shutil
+import statistics
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from fedlens import cli, config, simulate
+from fedlens.algorithms import ALGORITHMS
+from fedlens.core.errors import BadInput
+from fedlens.report import gallery, groups, style
+from fedlens.report.collect import collect, flat, thinned
+from fedlens.report.page import gather, page, write
+
+SMALL = ["data=mnist5k", "model=mlp", "clients=6", "cohort=3", "rounds=4", "local.steps=2", "engine=sequential"]
+SMALL += ["picture=false", "partition.seed=0", "evaluate.personal_every=2"]
+
+
+def run(out: Path, *words: str) -> Path:
+    simulate.run(config.read(None, [*SMALL, f"out={out}", *words]))
+    return out
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> list[Path]:
+    """Two methods, two seeds each, on one split."""
+    root = tmp_path_factory.mktemp("runs")
+    return [
+        run(root / f"{method}-{seed}", f"algorithm={method}", f"seed={seed}")
+        for method in ("fedavg", "scaffold")
+        for seed in (0, 1)
+    ]
+
+
+@pytest.fixture
+def copies(finished, tmp_path) -> list[Path]:
+    return [Path(shutil.copytree(path, tmp_path / "runs" / path.name)) for path in finished]
+
+
+def embedded(text: str) -> dict:
+    return json.loads(re.findall(r'<script type="application/json" id="report">(.*?)</script>', text, re.S)[0])
+
+
+def edit(path: Path, change) -> None:
+    value = json.loads(path.read_text())
+    change(value)
+    path.write_text(json.dumps(value))
+
+
+# ---- numbers ---------------------------------------------------------------------------------------------------------
+def test_numbers_are_those_of_the_tables(finished, tmp_path):
+    shown = embedded(write(finished, tmp_path / "report.html").read_text())
+    assert [run["name"] for run in shown["runs"]] == [path.name for path in finished]
+    for path, row in zip(finished, shown["runs"], strict=True):
+        metrics = pq.read_table(path / "metrics.parquet").to_pylist()
+        sent = pq.read_table(path / "bytes.parquet").to_pylist()
+        result = json.loads((path / "result.json").read_text())
+        looked = [m for m in metrics if m["model"] == "global" and m["metric"] == "accuracy"]
+        curve = row["curves"]["global"]
+        assert curve["round"] == [m["round"] for m in looked] == [1, 2, 3, 4]
+        assert curve["accuracy"] == [m["value"] for m in looked] and curve["accuracy"][-1] == result["accuracy"]
+        assert row["curves"]["personal after"]["round"] == [2, 4]
+        assert row["curves"]["personal after"]["accuracy"][-1] == result["personal"]["after"]["mean"]
+        for at, round in enumerate(curve["round"]):
+            own = [b for b in sent if b["round"] <= round and not b["kind"].startswith("evaluation")]
+            assert curve["bytes"][at] == sum(b["payload"] + b["header"] for b in own)
+            spent = [m["value"] for m in metrics if m["metric"] == "seconds" and m["round"] <= round]
+            assert math.isclose(curve["seconds"][at], sum(spent), rel_tol=1e-12)
+        assert curve["bytes"][-1] == result["bytes_up"] + result["bytes_down"]
+        for kind, parts in row["bytes"].items():
+            for part in ("payload", "header"):
+                assert parts[part] == sum(b[part] for b in sent if b["kind"] == kind)
+        assert row["bytes"].keys() == {b["kind"] for b in sent}
+        for look, found in row["looks"].items():
+            by = {m["client"]: m["value"] for m in metrics if m["client"] is not None and m["model"] == look}
+            x = np.array([by[client] for client in sorted(by)])
+            assert found["clients"] == sorted(by) and found["accuracy"] == x.tolist() and found["count"] == 6
+            assert math.isclose(found["mean"], x.mean()) and math.isclose(found["std"], x.std())
+            assert found["worst_decile"] == x.min()  # a tenth of six clients is one
+            assert math.isclose(found["jain"], x.sum() ** 2 / (6 * (x**2).sum()))
+
+
+def test_groups_are_means_and_deviations_over_seeds(finished):
+    shown = gather(finished)
+    assert [group["label"] for group in shown["groups"]] == ["fedavg", "scaffold"]
+    for group, paths in zip(shown["groups"], (finished[:2], finished[2:]), strict=True):
+        results = [json.loads((path / "result.json").read_text()) for path in paths]
+        accuracies = [result["accuracy"] for result in results]
+        assert group["accuracy"]["global"]["mean"] == statistics.fmean(accuracies)
+        assert math.isclose(group["accuracy"]["global"]["std"], np.std(accuracies, ddof=1))
+        assert group["bytes"]["mean"] == statistics.fmean(r["bytes_up"] + r["bytes_down"] for r in results)
+        worst = [result["personal"]["after"]["worst_decile"] for result in results]
+        assert group["fairness"]["personal after"]["worst_decile"]["mean"] == statistics.fmean(worst)
+        curve, singles = group["curves"]["global"], [shown["runs"][n]["curves"]["global"] for n in group["runs"]]
+        pairs = [*zip(*(single["accuracy"] for single in singles), strict=True)]
+        assert curve["accuracy"] == [statistics.fmean(pair) for pair in pairs]
+        assert curve["low"] == [min(pair) for pair in pairs] and curve["high"] == [max(pair) for pair in pairs]
+        total = sum(group["kinds"][kind]["mean"] for kind in group["kinds"] if not kind.startswith("evaluation"))
+        assert math.isclose(total, group["bytes"]["mean"])
+
+
+def test_the_answer_in_words_names_the_best_by_its_number(finished):
+    shown = gather([finished[0], finished[2]])
+    first, second = sorted(shown["groups"], key=lambda group: -group["accuracy"]["global"]["mean"])
+    best, other = (100 * group["accuracy"]["global"]["mean"] for group in (first, second))
+    lead = f"{best - other:.1f} points above {second['label']}"
+    assert shown["headline"] == f"{first['label']} was best with {best:.1f}\u00a0%, {lead}"
+    assert any("one run of each" in sentence for sentence in shown["sentences"]) and not shown["warnings"]
+    (alone,) = gather([finished[0]])["groups"]
+    assert gather([finished[0]])["headline"].startswith(
+        f"fedavg reached {100 * alone['accuracy']['global']['mean']:.1f}"
+    )
+
+
+def test_a_lead_within_the_deviation_is_not_a_win(finished, copies):
+    """Seeds far apart, means close together."""
+    for path, accuracies in zip(copies, (0.5, 0.7, 0.52, 0.72), strict=True):
+        rewrite(path, lambda row, to=accuracies: row | {"value": to} if row["metric"] == "accuracy" else row)
+    assert gather(copies)["headline"].startswith(
+        "scaffold and fedavg are too close to call: 62.0\u00a0% ± 14.1 and 60.0"
+    )
+    for path, accuracies in zip(copies, (0.50, 0.51, 0.71, 0.72), strict=True):
+        rewrite(path, lambda row, to=accuracies: row | {"value": to} if row["metric"] == "accuracy" else row)
+    assert gather(copies)["headline"] == "scaffold was best with 71.5\u00a0%, 21.0 points above fedavg"
+
+
+def rewrite(path: Path, change) -> None:
+    """Other rows in a run's metrics."""
+    import pyarrow as pa
+
+    (file,) = (path / "metrics.parquet").glob("*.parquet")
+    table = pq.read_table(file)
+    pq.write_table(pa.Table.from_pylist([change(row) for row in table.to_pylist()], table.schema), file)
+
+
+def test_the_embedded_json_is_the_only_source_of_numbers(finished):
+    """Two pages about different runs differ in nothing but the JSON and the title."""
+
+    def frame(paths):
+        text = page(gather(paths))
+        text = re.sub(r'(id="report">).*?(</script>)', r"\1\2", text, flags=re.S)
+        return re.sub(r"<title>.*?</title>", "", text)
+
+    assert frame(finished[:1]) == frame(finished[1:])
+
+
+def test_a_diverged_run_is_written_as_null(copies):
+    rewrite(copies[0], lambda row: row | {"value": math.nan} if row["metric"] == "loss" else row)
+    shown = embedded(page(gather(copies)))
+    assert set(shown["runs"][0]["curves"]["global"]["loss"]) == {None}
+    assert groups.spread([0.5, None]) == {"mean": None, "std": None, "count": 2}
+
+
+def test_long_curves_are_thinned_evenly_with_both_ends():
+    assert thinned(range(10), 20) == [*range(10)]
+    some = thinned(range(5001), 101)
+    assert some == [*range(0, 5001, 50)]
+
+
+# ---- what may be compared --------------------------------------------------------------------------------------------
+def test_different_splits_are_said_loudly_and_not_ranked(finished, tmp_path):
+    other = run(tmp_path / "scaffold", "algorithm=scaffold", "partition.seed=1")
+    shown = gather([finished[0], other])
+    (warning,) = shown["warnings"]
+    assert warning.startswith("These runs have different splits (partition.seed differ), and compare only within one.")
+    assert "A: fedavg; B: scaffold" in warning and "best" not in shown["headline"]
+    assert [sentence[:3] for sentence in shown["sentences"]] == ["A: ", "B: "]
+    assert shown["arenas"] == 2 and [group["arena"] for group in shown["groups"]] == ["A", "B"]
+
+
+def test_seeds_with_splits_of_their_own_are_fair_when_methods_share_them(copies):
+    for path in copies:  # the split of a run belongs to its seed
+        seed = path.name[-1]
+        edit(path / "passport.json", lambda card, seed=seed: card.update(split_hash=f"split of seed {seed}"))
+    assert gather(copies)["warnings"] == [] and gather(copies)["arenas"] == 1
+    assert "different splits" in gather(copies[:3])["warnings"][0]  # scaffold's second seed is missing
+
+
+def test_within_a_split_other_differences_are_said_too(finished, copies, tmp_path):
+    change(copies[2] / "config.yaml", "lr: 0.01", "lr: 0.02")
+    edit(copies[1] / "passport.json", lambda card: card.update(split_hash="another"))
+    change(copies[1] / "config.yaml", "is: fedavg", "is: fedprox")
+    first, second = gather(copies[:3])["sentences"]
+    assert first.startswith("A: ") and first.endswith("Not only the method differs, but also local.lr.")
+    assert second.startswith("B: fedprox reached")
+
+
+def test_different_data_are_said_loudly(copies):
+    edit(copies[0] / "passport.json", lambda card: card["data"].update(sha256="other"))
+    assert gather([copies[0], copies[2]])["warnings"][0].startswith("These runs have different data")
+
+
+def test_other_settings_make_other_groups_and_are_named(copies):
+    change(copies[1] / "config.yaml", "seed: 1", "seed: 0")
+    change(copies[1] / "config.yaml", "lr: 0.01", "lr: 0.02")
+    shown = gather(copies[:2])
+    assert [group["label"] for group in shown["groups"]] == ["fedavg local.lr=0.01", "fedavg local.lr=0.02"]
+    assert shown["settings"]["other"] == ["local.lr"] and shown["settings"]["common"]["rounds"] == 4
+    assert shown["sentences"][-1] == "Not only the method differs, but also local.lr."
+    assert groups.outermost(["model", "model.width", "rounds"]) == ["model", "rounds"]
+
+
+def change(path: Path, before: str, after: str) -> None:
+    text = path.read_text()
+    assert before in text
+    path.write_text(text.replace(before, after, 1))
+
+
+def test_settings_are_flat_as_they_are_typed():
+    nested = {
+        "algorithm": {"is": "fedxds", "base": {"is": "fedprox", "mu": 0.1}},
+        "uplink": [{"is": "clip", "norm": 1}],
+    }
+    expected = {"algorithm": "fedxds", "algorithm.base": "fedprox", "algorithm.base.mu": 0.1, "uplink": "clip norm=1"}
+    assert flat(nested) == expected
+
+
+# ---- runs that are not whole -----------------------------------------------------------------------------------------
+def test_a_half_finished_run_is_shown_but_not_ranked(finished, tmp_path):
+    half = tmp_path / "fedprox"
+
+    class Stop(simulate.Nobody):
+        def round(self, progress):
+            if progress.round == 2:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        simulate.run(config.read(None, [*SMALL, f"out={half}", "algorithm=fedprox"]), watcher=Stop())
+    shown = gather([*finished, half])
+    last = shown["runs"][-1]
+    assert (last["state"], last["trouble"], last["rounds"]) == ("unfinished", "2 of 4 rounds are done", 2)
+    assert shown["groups"][-1]["curves"]["global"]["round"] == [1, 2] and shown["groups"][-1]["complete"] == 0
+    assert any("1 of 5 runs is not finished and not ranked" in warning for warning in shown["warnings"])
+    assert "fedprox" not in shown["headline"] + " ".join(shown["sentences"])
+    assert gather([half])["headline"] == "No run is complete yet"
+
+
+@pytest.mark.parametrize(
+    "name, damage, said",
+    [
+        ("config.yaml", lambda path: path.write_text("algorithm: {is: ["), "config.yaml is damaged: it is not YAML"),
+        ("config.yaml", lambda path: path.write_text("- 1"), "config.yaml is damaged: it names no algorithm"),
+        ("config.yaml", lambda path: path.unlink(), "config.yaml is missing"),
+        ("passport.json", lambda path: path.unlink(), "passport.json is missing"),
+        ("passport.json", lambda path: path.write_text("{"), "passport.json is damaged: it is not JSON"),
+        ("passport.json", lambda path: path.write_text("{}"), "KeyError: 'split_hash'"),
+        ("result.json", lambda path: path.write_text("[1]"), "damaged"),
+        ("label_counts.json", lambda path: path.write_text("[[1, [2]]]"), "TypeError"),
+        ("metrics.parquet", lambda path: cut(path), "it is not a whole Parquet file"),
+        ("metrics.parquet", lambda path: shutil.rmtree(path), "its tables end after round 0, but result.json says 4"),
+        ("bytes.parquet", lambda path: shutil.rmtree(path), "its table of bytes does not reach round 4"),
+    ],
+)
+def test_a_corrupt_run_is_shown_as_such(copies, name, damage, said):
+    damage(copies[0] / name)
+    shown = embedded(page(gather(copies)))
+    assert shown["runs"][0]["state"] == "corrupt" and said in shown["runs"][0]["trouble"]
+    assert str(copies[0]) not in shown["runs"][0]["trouble"]
+    assert any("1 of 4 runs is corrupt and left out: fedavg-0" in warning for warning in shown["warnings"])
+    assert shown["groups"][0]["runs"] == [1]
+
+
+def cut(folder: Path) -> None:
+    for part in folder.glob("*.parquet"):
+        part.write_bytes(part.read_bytes()[:-20])
+
+
+# ---- more than accuracies --------------------------------------------------------------------------------------------
+def test_a_run_over_flower_shows_its_bytes_beside_flowers(copies):
+    edit(copies[0] / "passport.json", lambda card: card.update(engine="flower", nodes_own_data=True, split_hash=None))
+    (copies[0] / "label_counts.json").unlink()
+    shown = gather(copies[:1])
+    assert shown["runs"][0]["flower"] == {"own_data": True, "moved": None} and shown["splits"] == []
+    rows = [{"network-traffic": {"inbound-bytes": n, "outbound-bytes": 2 * n}} for n in (10, 20)]  # resumed once
+    (copies[0] / "flower.json").write_text(json.dumps({"flower": rows}))
+    assert gather(copies[:1])["runs"][0]["flower"]["moved"] == {"in": 30, "out": 60}
+    assert [group["label"] for group in gather(copies[:2])["groups"]] == [
+        "fedavg over=Flower",
+        "fedavg over=simulation",
+    ]
+
+
+def test_the_split_is_that_of_the_run(finished):
+    (split,) = gather(finished)["splits"]
+    counts = json.loads((finished[0] / "label_counts.json").read_text())
+    assert split["counts"] == counts and split["clients"] == [*range(6)] and len(split["runs"]) == 4
+    sizes = np.array(counts).sum(1)
+    assert (split["total"]["smallest"], split["total"]["largest"]) == (sizes.min(), sizes.max())
+    assert split["total"]["classes"] == (np.array(counts) > 0).sum(1).mean()
+
+
+def test_spatls_sub_models_are_listed(tmp_path):
+    words = ["model=resnet20", "clients=3", "cohort=2", "rounds=1", "local.steps=1", "algorithm.episodes=1"]
+    out = run(tmp_path / "spatl", "algorithm=spatl", *words, "evaluate.personal=none")
+    (row,) = gather([out])["runs"]
+    from fedlens.papers.spatl import sub_models
+
+    expected = [(one.client, one.flops, one.parameters, one.sent) for one in sub_models(out, batch=1, repeats=1)]
+    assert [(r["client"], r["flops"], r["parameters"], r["sent"]) for r in row["sub_models"]] == expected
+    assert len(expected) == 2 and "latency" not in row["sub_models"][0]
+
+
+def test_pictures_travel_small_and_the_rest_are_named(copies):
+    from PIL import Image
+
+    figures = copies[0] / "figures"
+    figures.mkdir(exist_ok=True)
+    for name in ("explain", "explain-clients", "audit-gradients", "run"):
+        Image.effect_noise((1800, 600), 80).save(figures / f"{name}.png")
+    (figures / "explain-weights.png").write_bytes(b"\x89PNG, but not really")
+    pictures = gallery.Pictures()
+    found = collect(copies[0], "a run", pictures)["pictures"]
+    assert [(one["kind"], one["width"]) for one in found] == [("audit", "1100"), ("look", "1100"), ("look", "1100")]
+    assert found[0]["about"] == "What an attack recovers, run a run (gradients)"
+    assert pictures.left_out == ["a run/figures/explain-weights.png"]
+    small = gallery.Pictures(budget=len(found[0]["source"]) + 10)
+    assert len(small.of(figures, "a run")) == 1 and len(small.left_out) == 3
+
+
+# ---- safety ----------------------------------------------------------------------------------------------------------
+HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror='window.hacked=1'>\u2028&amp;\"'"
+
+
+class Tags(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append(tag)
+
+
+def hostile(path: Path) -> Path:
+    """A run that calls everything by markup."""
+    edit(path / "passport.json", lambda card: card.update(python=HOSTILE, split_notes=[HOSTILE]))
+    edit(path / "passport.json", lambda card: card["data"].update(name=HOSTILE))
+    text = (path / "config.yaml").read_text()
+    text = text.replace("is: fedavg", f"is: {json.dumps(HOSTILE)}").replace(
+        "augment: none", f"augment: {json.dumps(HOSTILE)}"
+    )
+    (path / "config.yaml").write_text(text)
+    (path / "privacy.json").write_text(
+        json.dumps({"statements": [], "updates_as_they_are": [HOSTILE], "answers_as_they_are": {HOSTILE: [HOSTILE]}})
+    )
+    return path.rename(path.with_name("<b>run"))
+
+
+def test_nothing_that_comes_from_a_run_becomes_markup(copies):
+    text = page(gather([hostile(copies[0])]))
+    shown = embedded(text)
+    assert shown["runs"][0]["method"] == HOSTILE and shown["runs"][0]["name"] == "<b>run"
+    tags = Tags()
+    tags.feed(text)
+    head, body = ["html", "head", *["meta"] * 5, "title", "style"], ["body", "noscript", "script", "script"]
+    assert tags.found == [*head, *body]
+    assert "hacked=1</script>" not in text and "<img" not in text
+    assert "default-src 'none'" in text and "unsafe" not in text
+
+
+def test_the_page_names_no_address_outside_itself(finished):
+    text = page(gather(finished))
+    assert set(re.findall(r"(?:https?:)?//[a-z][\w.]+", text)) == {
+        "http://www.w3.org"
+    }  # the name of SVG, not an address
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+def test_the_command_takes_runs_and_folders_of_runs(copies, monkeypatch):
+    root = copies[0].parent
+    found = CliRunner().invoke(cli.app, ["report", str(root), "--json"])
+    assert found.exit_code == 0, found.output
+    said = json.loads(found.stdout)
+    assert said == {"report": str(root / "report.html"), "bytes": (root / "report.html").stat().st_size}
+    assert len(embedded((root / "report.html").read_text())["runs"]) == 4
+    monkeypatch.chdir(root.parent)
+    found = CliRunner().invoke(cli.app, ["report", "runs/fedavg-0", "runs/fedavg-1", "runs/fedavg-0"])
+    assert found.stdout == "report.html\n"
+    assert len(embedded(Path("report.html").read_text())["runs"]) == 2  # named twice, shown once
+    assert write([root], Path("again/a.html")).read_bytes() == write([root], Path("again/b.html")).read_bytes()
+
+
+def test_bad_input_is_told_in_a_sentence(tmp_path, finished):
+    with pytest.raises(BadInput, match=r"there is no folder .*nowhere; name a run's folder, or one that holds runs"):
+        gather([tmp_path / "nowhere"])
+    with pytest.raises(BadInput, match=r"holds no run: there is no config\.yaml in it or below it"):
+        gather([tmp_path])
+    with pytest.raises(BadInput, match=r"--out .* is a folder; name a file such as .*report\.html"):
+        write(finished, tmp_path)
+
+
+def test_thirty_runs_stay_under_five_megabytes(finished, tmp_path):
+    paths = [Path(shutil.copytree(finished[n % 4], tmp_path / f"run-{n:02d}")) for n in range(30)]
+    for n, path in enumerate(paths):
+        text = (path / "config.yaml").read_text()
+        (path / "config.yaml").write_text(re.sub(r"\nseed: \d", f"\nseed: {n // 2}", text))
+    out = write([tmp_path], tmp_path / "report.html")
+    assert out.stat().st_size < 5_000_000
+    assert sorted(len(group["runs"]) for group in embedded(out.read_text())["groups"]) == [14, 16]
+
+
+# ---- style -----------------------------------------------------------------------------------------------------------
+# Machado, Oliveira and Fernandes (2009): what people without one kind of cones see, in linear RGB.
+SEEN = {
+    "all": np.eye(3),
+    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+}
+
+
+def linear(colour: str) -> np.ndarray:
+    c = np.array([int(colour[at : at + 2], 16) for at in (1, 3, 5)]) / 255
+    return np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4)
+
+
+def lab(rgb: np.ndarray) -> np.ndarray:
+    from skimage.color import xyz2lab
+
+    to_xyz = [[0.412453, 0.357580, 0.180423], [0.212671, 0.715160, 0.072169], [0.019334, 0.119193, 0.950227]]
+    return xyz2lab(np.array(to_xyz) @ np.clip(rgb, 0, 1))
+
+
+def contrast(a: str, b: str) -> float:
+    """WCAG 2.1."""
+    low, high = sorted(float(linear(colour) @ [0.2126, 0.7152, 0.0722]) for colour in (a, b))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("palette, paper", [(style.COLOURS, "#ffffff"), (style.DARK_COLOURS, "#15181c")])
+def test_colours_can_be_told_apart_and_seen(palette, paper):
+    assert all(contrast(colour, paper) >= 3 for colour in palette)
+    for matrix in SEEN.values():
+        for a, b in itertools.combinations(palette, 2):
+            assert np.linalg.norm(lab(np.array(matrix) @ linear(a)) - lab(np.array(matrix) @ linear(b))) > 10, (a, b)
+
+
+def test_words_have_contrast_in_light_and_dark():
+    css = (Path(style.__file__).parent / "assets" / "page.css").read_text()
+    themes = [
+        dict(re.findall(r"--([a-z-]+): (#\w{6})", block))
+        for block in re.split("color-scheme: (?:light|dark);", css)[1:4]
+    ]
+    assert len(themes) == 3 and themes[1] == themes[2]  # dark by preference, dark by choice
+    for theme in themes[:2]:
+        for ink, paper in [
+            ("ink", "paper"),
+            ("quiet", "paper"),
+            ("quiet", "panel"),
+            ("link", "paper"),
+            ("alarm", "alarm-paper"),
+        ]:
+            assert contrast(theme[ink], theme[paper]) >= 4.5, (ink, paper)
+
+
+def test_every_method_has_its_own_look():
+    methods = sorted(ALGORITHMS.keys() - {"finetune"})
+    assert len({style.place_of(name) for name in methods}) == len(methods)
+    assert style.place_of("fedavg+ft")[0] == style.place_of("fedavg")[0] and style.place_of(
+        "fedavg+ft"
+    ) != style.place_of("fedavg")
+    assert style.place_of("mine") == style.place_of("mine") and style.dash_of("fedavg") == "-"
+    assert style.colour_of("fedsls") == style.COLOURS[1] and style.dash_of("moon") == (0, (7, 3))
+
+
+def test_figures_are_saved_in_three_kinds_the_same_each_time(tmp_path):
+    for name in ("a", "b"):
+        figure, axis = style.pyplot().subplots()
+        axis.plot([0, 1])
+        assert style.save(figure, tmp_path / name) == tmp_path / f"{name}.png"
+    for kind in (".png", ".svg", ".pdf"):
+        assert (tmp_path / f"a{kind}").read_bytes() == (tmp_path / f"b{kind}").read_bytes()

@@ -1,0 +1,249 @@
+"""The report in a real Chromium: what people see, point at, sort, copy and print."""
+
+import csv
+import io
+import json
+import shutil
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from browser import Chromium, needs_chromium
+from fedlens.report.page import write
+from test_report import embedded, hostile, run
+
+pytestmark = needs_chromium
+SIZES = {"desktop": (1280, 800, False), "phone": (360, 740, True)}
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with Chromium() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> list[Path]:
+    root = tmp_path_factory.mktemp("runs")
+    words = [("fedavg", 0), ("fedavg", 1), ("scaffold", 0), ("fedprox", 0)]
+    return [run(root / f"{method}-{seed}", f"algorithm={method}", f"seed={seed}") for method, seed in words]
+
+
+@pytest.fixture(scope="module")
+def report(runs) -> Path:
+    """With a privacy statement, an audit and a picture in one run."""
+    from PIL import Image
+
+    measured = {name: {"AUC": {"value": v, "low": v - 0.1, "high": v + 0.1}} for name, v in
+                (("found", 0.6), ("chance", 0.5), ("undefended", 0.8))}  # fmt: skip
+    verdict = {"attack": "loss", "threat": "sees models", "verdict": "Leaks in part.", "decisive": "AUC", "notes": []}
+    (runs[0] / "audit.json").write_text(json.dumps({"verdicts": [verdict | measured], "skipped": {"lira": "no time"}}))
+    statement = {"release": "uploads", "mechanism": "Gaussian", "unit": "client", "adjacency": "replace", "delta": 1e-5}
+    statement |= {"sensitivity": "2", "epsilon": 3.5, "holds": True, "because": "", "randomness": "seed"}
+    statement |= {"not_covered": ["weights"], "details": {}}
+    said = {"statements": [statement], "updates_as_they_are": [], "answers_as_they_are": {}}
+    (runs[0] / "privacy.json").write_text(json.dumps(said))
+    (runs[0] / "figures").mkdir(exist_ok=True)
+    Image.effect_noise((600, 200), 60).save(runs[0] / "figures" / "explain.png")
+    return write(runs, runs[0].parent / "report.html")
+
+
+def opened(browser: Chromium, report: Path, size: str = "desktop", dark: bool = False):
+    width, height, phone = SIZES[size]
+    page = browser.open(report.as_uri(), width, height, dark=dark, phone=phone)
+    page.until("document.querySelectorAll('#curves svg polyline').length > 0")
+    return page
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("size", SIZES)
+def test_the_page_is_whole_on_every_screen(browser, report, size, dark):
+    with opened(browser, report, size, dark) as page:
+        assert page.evaluate("document.querySelectorAll('#curves svg polyline').length") == 3
+        for section in ("clients", "bytes", "split", "audits"):
+            page.until(f"document.querySelector('#{section} .chart svg') !== null")
+        titles = page.evaluate("[...document.querySelectorAll('h2')].map((e) => e.textContent)")
+        assert titles == ["Comparison", "Clients", "Bytes", "Who owns what", "Privacy", "Audits",
+                          "What models look at", "Runs", "Configuration", "Environment"]  # fmt: skip
+        assert page.evaluate("document.documentElement.scrollWidth") <= SIZES[size][0], "it can be scrolled sideways"
+        paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert paper == ("rgb(21, 24, 28)" if dark else "rgb(255, 255, 255)")
+        assert page.evaluate("document.querySelector('h1').getBoundingClientRect().bottom < innerHeight")
+        assert page.errors == [] and [a for a in page.requests if not a.startswith(("file:", "data:"))] == []
+
+
+def test_the_first_screen_has_the_answer_and_the_chart(browser, report):
+    with opened(browser, report) as page:
+        assert (
+            page.evaluate("document.querySelector('h1').textContent") == embedded(report.read_text())["headline"] + "."
+        )
+        box = page.evaluate("document.querySelector('#curves .chart svg').getBoundingClientRect().toJSON()")
+        assert box["top"] + box["height"] / 2 < 800
+
+
+def test_the_button_changes_light_and_dark(browser, report):
+    with opened(browser, report) as page:
+        page.click("#theme")
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(21, 24, 28)"
+        page.click("#theme")
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+
+
+def test_pointing_and_arrow_keys_tell_values(browser, report):
+    shown = embedded(report.read_text())
+    last = {g["label"]: f"{100 * g['accuracy']['global']['mean']:.1f} %" for g in shown["groups"]}
+    with opened(browser, report) as page:
+        tip = "(document.querySelector('#curves .tip') || {}).innerText"
+        assert page.evaluate(tip) is None
+        page.hover("#curves .chart svg polyline", 1.0, 0.5)
+        said = page.evaluate(tip)
+        assert "rounds: 4" in said and all(value in said for value in last.values())
+        page.call("Input.dispatchMouseEvent", type="mouseMoved", x=2, y=2)
+        page.until("document.querySelector('#curves .tip') === null")
+        page.evaluate("document.querySelector('#curves .chart svg').focus()")
+        page.press("ArrowRight")
+        assert "rounds: 1" in page.evaluate(tip)
+        page.press("End")
+        assert "rounds: 4" in page.evaluate(tip)
+        page.press("Escape")
+        assert page.evaluate(tip) is None
+        page.hover("#clients .chart circle.client")
+        assert page.evaluate("document.querySelectorAll('#clients circle.chosen').length") == 4  # one client, four runs
+        assert page.errors == []
+
+
+def test_curves_go_over_bytes_and_seconds_and_methods_can_be_hidden(browser, report):
+    with opened(browser, report) as page:
+        for axis, words in (("bytes", "MB"), ("seconds", " s")):
+            page.click(f"#curves button[data-value={axis}]")
+            page.until(f"[...document.querySelectorAll('#curves text')].some((e) => e.textContent.endsWith('{words}'))")
+            assert page.evaluate(f"document.querySelector('#curves button[data-value={axis}]').ariaPressed") == "true"
+        page.click("#curves .chip")
+        page.until("document.querySelectorAll('#curves .chart polyline').length === 2")
+        page.evaluate("(() => { const s = document.querySelector('#curves select'); s.value = 'personal after';"
+                      "s.dispatchEvent(new Event('change')); })()")  # fmt: skip
+        page.until("document.querySelector('#curves .chart svg')?.ariaLabel.includes('after local training')")
+        assert page.errors == []
+
+
+def test_tables_sort_by_value(browser, report):
+    shown = embedded(report.read_text())
+    accuracy = {group["label"]: group["accuracy"]["global"]["mean"] for group in shown["groups"]}
+    rows = "[...document.querySelectorAll('#comparison tbody th')].map((e) => e.textContent)"
+    header = "#comparison thead th:nth-child(3)"
+    with opened(browser, report) as page:
+        downwards = sorted(accuracy, key=lambda label: -accuracy[label])
+        page.click(f"{header} button")
+        assert page.evaluate(rows) == downwards
+        assert page.evaluate(f"document.querySelector('{header}').ariaSort") == "descending"
+        page.click(f"{header} button")
+        assert page.evaluate(rows) == downwards[::-1]
+        assert page.evaluate(f"document.querySelector('{header}').ariaSort") == "ascending"
+        page.click("#comparison thead th:nth-child(1) button")
+        assert page.evaluate(rows) == sorted(accuracy)
+
+
+def test_tables_are_copied_as_latex_markdown_and_csv(browser, report):
+    shown = embedded(report.read_text())
+    with opened(browser, report) as page:
+        browser.call("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
+
+        def copied(kind: str) -> str:
+            page.click(f"#comparison button[data-copy={kind}]")
+            page.until(f"document.querySelector('#comparison [role=status]').textContent === 'Copied as {kind}.'")
+            return page.evaluate("navigator.clipboard.readText()")
+
+        rows = [*csv.DictReader(io.StringIO(copied("CSV")))]
+        for row in rows:
+            group = next(group for group in shown["groups"] if group["label"] == row["method"])
+            assert float(row["global model, %"]) == group["accuracy"]["global"]["mean"]
+            assert int(float(row["traffic"])) == group["bytes"]["mean"] and int(row["runs"]) == len(group["runs"])
+            deviation = group["accuracy"]["global"]["std"]
+            assert (
+                row["global model, %, std"] == ""
+                if deviation is None
+                else float(row["global model, %, std"]) == deviation
+            )
+        markdown = copied("Markdown").splitlines()
+        assert len(markdown) == 5 and markdown[0].startswith("| method | runs |") and set(markdown[1]) == set("| -:")
+        best = max(group["accuracy"]["global"]["mean"] for group in shown["groups"])
+        latex = copied("LaTeX")
+        assert f"\\textbf{{{100 * best:.1f}" in latex and "global model, \\%" in latex and "\\begin{tabular}" in latex
+        assert latex.count("\\\\\n") == 4 and page.errors == []
+
+
+def test_keys_reach_everything_and_headings_are_in_order(browser, report):
+    with opened(browser, report) as page:
+        levels = page.evaluate("[...document.querySelectorAll('h1,h2,h3,h4')].map((e) => +e.tagName[1])")
+        assert levels[0] == 1 and levels.count(1) == 1
+        assert all(after <= before + 1 for before, after in pairwise(levels))
+        assert page.evaluate("[...document.images].every((e) => e.alt.length > 10)") and page.evaluate(
+            "document.images.length"
+        )
+        assert page.evaluate(
+            "[...document.querySelectorAll('.chart svg')].every((e) => e.getAttribute('aria-label').length > 20)"
+        )
+        assert page.evaluate(
+            "[...document.querySelectorAll('button, select')].every((e) => (e.ariaLabel || e.textContent).trim())"
+        )
+        page.press("Tab")
+        assert page.evaluate("document.activeElement.className") == "skip"
+        for _ in range(4):
+            page.press("Tab")
+            assert page.evaluate("getComputedStyle(document.activeElement).outlineWidth") == "3px"
+        page.evaluate("document.querySelector('#pictures button').focus()")
+        page.press("Enter")
+        page.until("document.querySelector('dialog[open] img') !== null")
+        page.press("Escape")
+        page.until("document.querySelector('dialog') === null")
+
+
+def test_it_prints(browser, report):
+    with opened(browser, report, dark=True) as page:
+        pdf = page.pdf()
+        assert pdf.startswith(b"%PDF") and 2 <= pdf.count(b"/Type /Page\n") + pdf.count(b"/Type /Page ") <= 20
+        page.call("Emulation.setEmulatedMedia", media="print")
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+        assert page.evaluate("getComputedStyle(document.querySelector('nav')).display") == "none"
+        assert page.errors == []
+
+
+def test_markup_in_a_run_stays_text(browser, runs, tmp_path):
+    copy = hostile(Path(shutil.copytree(runs[1], tmp_path / "run")))
+    with opened(browser, write([copy], tmp_path / "report.html")) as page:
+        assert page.evaluate("window.hacked") is None and page.evaluate("document.images.length") == 0
+        assert "</script><script>" in page.evaluate("document.querySelector('h1').textContent")
+        assert page.errors == []
+
+
+def test_broken_runs_are_shown(browser, runs, tmp_path):
+    half, broken = (Path(shutil.copytree(runs[n], tmp_path / name)) for n, name in ((0, "half"), (2, "broken")))
+    (half / "result.json").unlink()
+    (broken / "config.yaml").write_text("{")
+    with opened(browser, write([tmp_path], tmp_path / "report.html")) as page:
+        assert page.evaluate("[...document.querySelectorAll('.warning')].map((e) => e.textContent)") == [
+            "Attention:1 of 2 runs is corrupt and left out: broken.",
+            "Attention:1 of 2 runs is not finished and not ranked: half.",
+        ]
+        assert "config.yaml is damaged" in page.evaluate("document.querySelector('#runs').textContent")
+        assert page.errors == []
+
+
+def test_a_file_that_is_not_what_it_should_be_costs_its_section_alone(browser, runs, tmp_path):
+    copy = Path(shutil.copytree(runs[2], tmp_path / "run"))
+    (copy / "audit.json").write_text('{"found": 3}')
+    with opened(browser, write([copy], tmp_path / "report.html")) as page:
+        assert "this cannot be shown" in page.evaluate("document.querySelector('#audits .warning').textContent")
+        assert page.evaluate("document.querySelector('#runs table') !== null") and page.errors == []
+
+
+def test_thirty_runs_open_within_two_seconds(browser, runs, tmp_path):
+    for number in range(30):
+        copy = Path(shutil.copytree(runs[number % 4], tmp_path / f"run-{number:02d}"))
+        text = (copy / "config.yaml").read_text()
+        (copy / "config.yaml").write_text(text.replace("\nseed: ", f"\nseed: {number}"))
+    out = write([tmp_path], tmp_path / "report.html")
+    with opened(browser, out) as page:
+        assert page.seconds < 2 and out.stat().st_size < 5_000_000
+        assert page.evaluate("document.querySelectorAll('#every-run tbody tr').length") == 30 and page.errors == []
