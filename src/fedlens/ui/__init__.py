@@ -1,0 +1,1 @@
+"""`fedlens ui`: a live page over a folder of runs."""

@@ -1,0 +1,161 @@
+"""Clients of a run, some at a time: a run of ten thousand is never sent whole."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from .. import tables
+from ..analysis import LOOKS
+from ..core.errors import BadInput, nearest
+from ..report.collect import finite, thinned
+from ..report.gallery import KINDS
+
+PAGE = 25  # clients at a time
+ORDERS = ("number", "worst", "best", "largest", "smallest")
+Look = tuple[str, int, dict[int, float]]  # model, round, accuracy of each client
+
+
+def clients(run: Path, order: str, at: int) -> dict[str, Any]:
+    """Clients from place `at` on in this order: how much they own of what, and how accurate their models are."""
+    if order not in ORDERS:
+        raise BadInput(f"order is {order!r}; {nearest(order, ORDERS)}")
+    counts, (model, round, accuracy) = _counts(run), _last_look(run)
+    numbers = range(len(counts)) if counts is not None else sorted(accuracy)
+    sizes = counts.sum(1) if counts is not None else None
+    if order in ("worst", "best"):
+        sign = 1 if order == "worst" else -1
+        known = [client for client in numbers if client in accuracy]
+        numbers = sorted(known, key=lambda client: (sign * accuracy[client], client))
+    elif order in ("largest", "smallest") and sizes is not None:
+        numbers = np.argsort(-sizes if order == "largest" else sizes, kind="stable").tolist()
+    rows = []
+    for client in numbers[at : at + PAGE]:
+        row: dict[str, Any] = {"client": client, "accuracy": accuracy.get(client)}
+        if counts is not None and sizes is not None:
+            own = counts[client]
+            mix = [[int(label), int(own[label])] for label in np.argsort(-own, kind="stable")[:3] if own[label]]
+            row |= {"images": int(sizes[client]), "classes": int((own > 0).sum()), "most": mix}
+        rows.append(row)
+    return finite({"count": len(numbers), "at": at, "model": model, "round": round, "rows": rows})
+
+
+def client(run: Path, number: int) -> dict[str, Any]:
+    """One client: its data, its weight, its accuracy over rounds, when it took part."""
+    counts = _counts(run)
+    rows = _rows(run / "metrics.parquet", tables.METRICS, number)
+    if counts is not None and number >= len(counts):
+        raise BadInput(f"client {number} does not exist: there are {len(counts)}, counted from 0")
+    curves: dict[str, dict[str, list[Any]]] = {}
+    setbacks: dict[str, int] = {}
+    for round, model, metric, value in _columns(rows, "round", "model", "metric", "value"):
+        if metric == "accuracy":
+            curve = curves.setdefault(model, {"round": [], "accuracy": []})
+            curve["round"].append(round)
+            curve["accuracy"].append(value)
+        elif not model:
+            setbacks[metric] = setbacks.get(metric, 0) + 1
+    for curve in curves.values():
+        kept = thinned(range(len(curve["round"])))
+        curve |= {name: [values[at] for at in kept] for name, values in curve.items()}
+    sent = _rows(run / "bytes.parquet", tables.BYTES, number)
+    took_part = sorted({round for round, kind in _columns(sent, "round", "kind") if kind == "upload"})
+    found: dict[str, Any] = {"client": number, "curves": curves, "setbacks": setbacks}
+    found |= {"took_part": len(took_part), "last_part": took_part[-1] if took_part else None}
+    if counts is not None:
+        own = counts[number]
+        found |= {"counts": own.tolist(), "images": int(own.sum()), "share": float(own.sum() / counts.sum())}
+    return finite({**found, "weight": _weight(run, number), "pictures": pictures(run)})
+
+
+def pictures(run: Path) -> list[dict[str, str]]:
+    """What `fedlens explain` and others left in the run."""
+    found = []
+    for path in sorted((run / "figures").glob("*.png")):
+        kind = next((words for start, words in KINDS.items() if path.stem.startswith(start)), None)
+        if kind and path.is_file() and not path.is_symlink():
+            found.append({"name": path.name, "about": f"{kind} ({path.stem})"})
+    return found
+
+
+def picture(run: Path, name: str) -> bytes:
+    """One of them, by its name in that list."""
+    known = [each["name"] for each in pictures(run)]
+    if name not in known:
+        raise BadInput(f"there is no picture {name!r} of this run; {nearest(name, known)}")
+    data = (run / "figures" / name).read_bytes()
+    if not data.startswith(b"\x89PNG\r\n\x1a\n"):
+        raise BadInput(f"{name} is no PNG")
+    return data
+
+
+def _counts(run: Path) -> np.ndarray | None:
+    """[clients, classes] training images; none where nodes keep that to themselves."""
+    path = run / "label_counts.json"
+    return _read_counts(path, path.stat().st_mtime_ns) if path.exists() else None
+
+
+@functools.lru_cache(maxsize=4)
+def _read_counts(path: Path, _changed: int) -> np.ndarray:
+    try:
+        counts = np.array(json.loads(path.read_text()), np.int64)
+    except (ValueError, TypeError):
+        counts = np.empty(0)
+    if counts.ndim != 2 or not len(counts):
+        raise BadInput(f"{path.name} is damaged: it should hold a list of numbers for each client")
+    return counts
+
+
+def _weight(run: Path, number: int) -> float | None:
+    """Its share of an average as the method weighed it, where `fedlens explain` has left that."""
+    try:
+        return float(json.loads((run / "figures" / "explain-weights.json").read_text())["used"][str(number)])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _last_look(run: Path) -> Look:
+    parts = tables._drop_covered(tables._parts(run / "metrics.parquet"))
+    return _newest(tuple((part, part.stat().st_mtime_ns) for part in parts))
+
+
+@functools.lru_cache(maxsize=4)
+def _newest(parts: tuple[tuple[Path, int], ...]) -> Look:
+    """From the newest part backwards, until clients were looked at."""
+    for part, _ in reversed(parts):
+        table = _read(part).filter(pc.field("client").is_valid() & (pc.field("metric") == "accuracy"))
+        found = table["model"].unique().to_pylist() if len(table) else []
+        for model in LOOKS:
+            if model in found:
+                own = table.filter(pc.field("model") == model)
+                last = max(own["round"].unique().to_pylist())
+                own = own.filter(pc.field("round") == last)
+                return model, last, dict(_columns(own, "client", "value"))
+    return "", 0, {}
+
+
+def _read(part: Path) -> pa.Table:
+    try:
+        return pq.ParquetFile(part).read()
+    except FileNotFoundError:  # merged since it was listed
+        raise
+    except (pa.ArrowException, OSError):
+        raise BadInput(f"{part.parent.name}/{part.name} is damaged: it is not a whole Parquet file") from None
+
+
+def _rows(folder: Path, schema: pa.Schema, number: int) -> pa.Table:
+    """All that a table says of a client."""
+    parts = tables._drop_covered(tables._parts(folder))
+    own = [_read(part).filter(pc.field("client") == number) for part in parts]
+    return pa.concat_tables(own) if own else schema.empty_table()
+
+
+def _columns(table: pa.Table, *names: str) -> Any:
+    return zip(*(table[name].to_pylist() for name in names), strict=True)

@@ -1,0 +1,274 @@
+"""One run as a page follows it: what is new in its folder is read, and nothing twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from .. import tables
+from ..analysis import LOOKS
+from ..core.errors import BadInput
+from ..report import collect
+from ..report.style import place_of
+from ..simulate import STOP
+
+MODELS = ("global", *LOOKS)  # by which a run is judged, the first that it has
+SPARK = 60  # points of the small curve in a list
+NOTES = 50
+_ROUND = re.compile(
+    r"round (?P<round>\d+)/(?P<rounds>\d+)(?:  accuracy (?P<accuracy>\S+)  loss (?P<loss>\S+))?"
+    r"  up (?P<up>\S+) MB  down (?P<down>\S+) MB  (?P<seconds>\S+) s"
+)
+_KINDS = {"accuracy": 0, "loss": 1, "accuracy_mean": 0, "loss_mean": 1}  # metric -> place in a point
+_SETTLED = 2_000_000_000  # nanoseconds after which a folder's time of change tells all changes apart
+_DAMAGE = (BadInput, OSError, ValueError, KeyError, TypeError, AttributeError, pa.ArrowException)
+Point = list[float | None]  # accuracy, loss
+
+
+class Followed:
+    """A run as far as it was read; `look` reads on. `generation` changes when what was read does not hold any more."""
+
+    def __init__(self, path: Path, name: str):
+        self.path, self.name = path, name
+        self.row: dict[str, Any] = {}  # of a list of runs
+        self.notes: list[str] = []  # the newest
+        self._noted = 0
+        self.read = 0  # rounds that were read from the tables
+        self.generation = 0
+        self._curves: dict[str, dict[int, Point]] = {}  # model -> round -> point, as the tables have it
+        self._taken: dict[int, float] = {}  # round -> seconds of the run until then
+        self._live: dict[int, tuple[Point, float]] = {}  # rounds after those, as the log has them
+        self._logged: dict[str, float] = {}  # its last round
+        self._last_words = ""
+        self._log_file = self._log_end = 0
+        self._settings: dict[str, Any] = {}
+        self._about: dict[str, Any] = {}
+        self._result: int | None = None  # rounds of a complete run
+        self._stamps: dict[str, tuple[int, int, int] | None] = {}
+        self._wrong: dict[str, str] = {}  # file -> what is wrong with it
+        self._measured: dict[str, Any] = {}
+
+    def look(self) -> bool:
+        """Read what is new; whether anything is."""
+        before, stamps = self.row, dict(self._stamps)
+        self._on_change("config.yaml", self._read_settings)
+        self._on_change("passport.json", lambda: json.loads((self.path / "passport.json").read_text()))
+        self._on_change("result.json", self._read_result)
+        self._on_change("log.txt", self._read_log)
+        self._on_change("metrics.parquet", self._read_metrics)
+        state, trouble = self._judged()
+        stopping = state == "running" and (self.path / STOP).exists()
+        if stamps != self._stamps or not self._measured:
+            self._measured = self._measure()
+        self.row = {**self._about, **self._measured, "state": state, "trouble": trouble, "stopping": stopping}
+        return self.row != before
+
+    # ---- files ----
+    def _on_change(self, name: str, read: Callable[[], Any]) -> None:
+        try:
+            found = os.stat(self.path / name)
+            stamp = found.st_mtime_ns, found.st_size, found.st_ino
+        except OSError:
+            stamp = None
+        if name in self._stamps and self._stamps[name] == stamp:
+            return
+        self._stamps[name] = stamp
+        self._wrong.pop(name, None)
+        if stamp is None and name != "config.yaml":  # a run without settings is none; the rest may come
+            return
+        try:
+            read()
+        except _DAMAGE as error:
+            self._wrong[name] = str(error) if isinstance(error, BadInput) else f"{name} is damaged"
+
+    def _read_settings(self) -> None:
+        self._about = {
+            "name": self.name,
+            "path": str(self.path),
+            "method": "?",
+            "colour": 0,
+            "dash": 0,
+            "began": 0,
+            "rounds": 0,
+        }
+        self._settings = settings = collect._settings(self.path)
+        method = collect._method(settings["algorithm"])
+        colour, dash = place_of(method)
+        self._about |= {
+            "method": method,
+            "colour": colour,
+            "dash": dash,
+            **{part: _called(settings[part]) for part in ("data", "partition", "model")},
+            "clients": settings["clients"],
+            "seed": settings["seed"],
+            "rounds": settings["rounds"],
+            "began": (self._stamps["config.yaml"] or (0,))[0] // 1_000_000,  # milliseconds
+        }
+
+    def _read_result(self) -> None:
+        self._result = json.loads((self.path / "result.json").read_text())["rounds"]
+
+    def _read_log(self) -> None:
+        stamp = self._stamps["log.txt"]
+        assert stamp
+        if stamp[2] != self._log_file or stamp[1] < self._log_end:  # another run is in its place
+            self._forget(0)
+            self._logged, self._last_words, self.notes, self._log_file, self._log_end = {}, "", [], stamp[2], 0
+        with open(self.path / "log.txt", "rb") as file:
+            file.seek(self._log_end)
+            whole, end, _ = file.read().rpartition(b"\n")  # the last line may be half-written
+        self._log_end += len(whole) + len(end)
+        for line in whole.decode("utf-8", "replace").splitlines():
+            self._hear(line)
+
+    def _hear(self, line: str) -> None:
+        self._last_words = line if line == "stopped" or line.startswith("failed: ") else ""
+        if line.startswith("note: "):
+            self.notes = [*self.notes, line.removeprefix("note: ")][-NOTES:]
+            self._noted += 1
+        if not (found := _ROUND.fullmatch(line)):
+            return
+        before, self._logged = self._logged, {n: float(v) for n, v in found.groupdict().items() if v is not None}
+        round = int(self._logged["round"])
+        if round <= before.get("round", 0):
+            self._forget(round - 1)  # it went on from an earlier checkpoint
+        if round > self.read:
+            every = self._settings.get("evaluate", {}).get("every", 1)
+            # A line repeats the newest accuracy, also in rounds without a look.
+            looked = bool(every) and round % every == 0
+            point: Point = [self._logged.get(name) if looked else None for name in ("accuracy", "loss")]
+            self._live[round] = point, self._logged["seconds"]
+
+    def _forget(self, after: int) -> None:
+        """What was read about later rounds."""
+        self.generation += 1
+        self.read = min(self.read, after)
+        self._stamps.pop("metrics.parquet", None)
+        for points in (*self._curves.values(), self._taken, self._live):
+            for round in [round for round in points if round > after]:
+                del points[round]
+
+    def _read_metrics(self) -> None:
+        stamp = self._stamps["metrics.parquet"]
+        if stamp and time.time_ns() - stamp[0] < _SETTLED:
+            self._stamps.pop("metrics.parquet")
+        parts = [part for part in tables._parts(self.path / "metrics.parquet") if tables._span(part)[1] > self.read]
+        for part in tables._drop_covered(parts):
+            try:
+                self._take(pq.ParquetFile(part).read(["round", "client", "model", "metric", "value"]))
+            except FileNotFoundError:  # merged since it was listed; the next look finds it
+                self._stamps.pop("metrics.parquet", None)
+                return
+            except (pa.ArrowException, OSError):
+                raise BadInput(f"metrics.parquet/{part.name} is damaged: it is not a whole Parquet file") from None
+            self.read = tables._span(part)[1]
+        self._live = {round: point for round, point in self._live.items() if round > self.read}
+
+    def _take(self, table: pa.Table) -> None:
+        table = table.filter(pc.field("client").is_null() & (pc.field("round") > self.read))
+        columns = (table[name].to_pylist() for name in ("round", "model", "metric", "value"))
+        for round, model, metric, value in zip(*columns, strict=True):
+            if model and metric in _KINDS:
+                self._curves.setdefault(model, {}).setdefault(round, [None, None])[_KINDS[metric]] = value
+            elif metric == "seconds":
+                self._taken[round] = self._taken.get(round - 1, 0.0) + value
+
+    # ---- what is known ----
+    @property
+    def _done(self) -> int:
+        return max(self.read, int(self._logged.get("round", 0)))
+
+    @property
+    def _rounds(self) -> int:
+        """The log knows better: a method with stages of its own has more than were asked for."""
+        return int(self._logged["rounds"] if self._logged else self._about["rounds"])
+
+    def _judged(self) -> tuple[str, str]:
+        where = f"after round {self._done} of {self._rounds}"
+        if self._wrong:
+            return "corrupt", next(iter(self._wrong.values()))
+        if is_locked(self.path / "lock"):
+            return "running", ""
+        if self._result and self._result > self._done:
+            return "corrupt", f"its tables end after round {self._done}, but result.json says {self._result}"
+        if self._result == self._done:
+            return "done", ""
+        if self._last_words.startswith("failed"):
+            return "failed", self._last_words.removeprefix("failed: ")
+        if self._last_words:
+            return "stopped", where
+        return "failed", f"it ended without a word {where}: killed, or the machine went down"
+
+    def _measure(self) -> dict[str, Any]:
+        points = self._points()
+        judge = next((name for name in MODELS if name in points), "global")
+        accuracies = [point[0] for point in points.get(judge, {}).values() if point[0] is not None]
+        return collect.finite(
+            {
+                "generation": self.generation,
+                "read": self.read,
+                "notes": self._noted,
+                "round": self._done,
+                "rounds": self._rounds,
+                "judged_by": judge,
+                "accuracy": accuracies[-1] if accuracies else None,
+                "best": max(accuracies, default=None),
+                "spark": [round(value, 4) for value in collect.thinned(accuracies, SPARK)],
+                "seconds": self._logged.get("seconds"),
+                "bytes": 1e6 * (self._logged["up"] + self._logged["down"]) if self._logged else None,
+            }
+        )
+
+    def _points(self) -> dict[str, dict[int, Point]]:
+        live = {round: point for round, (point, _) in self._live.items() if point[0] is not None}
+        return {**self._curves, "global": {**self._curves.get("global", {}), **live}} if live else self._curves
+
+    def curves(self, after: int, generation: int) -> dict[str, Any]:
+        """Points after a round; all of them, thinned, for who has none or those of another generation."""
+        after = after if generation == self.generation and after <= self.read else 0
+        taken = {**self._taken, **{round: seconds for round, (_, seconds) in self._live.items()}}
+        found = {}
+        for model, points in self._points().items():
+            rounds: Sequence[int] = [round for round in points if round > after]
+            rounds = rounds if after else collect.thinned(rounds)
+            found[model] = {
+                "round": rounds,
+                "accuracy": [points[round][0] for round in rounds],
+                "loss": [points[round][1] for round in rounds],
+                "seconds": [taken.get(round) for round in rounds],
+            }
+        return collect.finite({"after": after, "read": self.read, "generation": self.generation, "curves": found})
+
+    def settings(self) -> dict[str, Any]:
+        return {name: value for name, value in collect.flat(self._settings).items() if name != "out"}
+
+
+def _called(part: Any) -> str:
+    return str(part["is"]).rpartition(":")[2]
+
+
+def is_locked(lock: Path) -> bool:
+    """Whether a process is at work on the run: it holds this lock as long as it lives."""
+    try:
+        import fcntl
+    except ImportError:  # no locks on this system: a run that has written lately is taken for running
+        log = lock.with_name("log.txt")
+        return log.exists() and time.time() - log.stat().st_mtime < 60
+    try:
+        with open(lock) as file:
+            # Let go at once: a run that begins in these microseconds would take us for another process at work on it.
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False

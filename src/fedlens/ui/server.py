@@ -1,0 +1,379 @@
+"""The server of the live page: one thread a connection, reads only, and one thing that can be asked for: stop.
+
+The standard library's server is enough for the few people who watch a folder of runs, and needs no package.
+"""
+
+from __future__ import annotations
+
+import errno
+import hmac
+import ipaddress
+import json
+import re
+import socket
+import socketserver
+import sys
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import resources
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs, urlsplit
+
+from .. import __version__
+from ..core.errors import BadInput
+from ..report import page as report
+from ..report.collect import finite
+from ..report.style import DASHES
+from ..simulate import STOP
+from . import clients
+from .watch import PAUSE, Watch
+
+LISTENERS = 32  # pages that follow at the same time
+_REPORTED = 200  # runs in one report at most
+_ALIVE = 15.0  # seconds after which a silent page is told that all is well
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{16,}")
+_POLICY = "; ".join(f"{what} 'self'" for what in ("script-src", "style-src", "img-src", "connect-src"))
+_HEADERS = {
+    "Content-Security-Policy": f"default-src 'none'; {_POLICY}; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+# A report brings a stricter policy of its own, that names its script and style by their hashes.
+_REPORT_HEADERS = {**_HEADERS, "Content-Security-Policy": "frame-ancestors 'none'"}
+_SHARED = ("elements.js", "tables.js", "charts.js")  # with the report
+
+
+class Answer(NamedTuple):
+    body: bytes
+    kind: str
+    status: int = 200
+    headers: dict[str, str] = _HEADERS
+
+
+class Refused(Exception):
+    """A request that is not answered, and why."""
+
+    def __init__(self, status: int, why: str):
+        super().__init__(why)
+        self.status = status
+
+
+class Server(ThreadingHTTPServer):
+    """Listens at once; `serve_forever` answers."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, folder: str | Path, host: str = "127.0.0.1", port: int = 8765, token: str = ""):
+        self.folder, self.host, self.token = Path(folder), host, token
+        if not self.folder.is_dir():
+            raise BadInput(f"there is no folder {folder}; name one that holds runs")
+        family, where = _address(host, port)
+        self.is_loopback = ipaddress.ip_address(where[0]).is_loopback
+        if not self.is_loopback and not token:
+            raise BadInput(
+                f"--host {host} lets other machines in: give --token too, sixteen or more letters and digits"
+            )
+        if token and not _TOKEN.fullmatch(token):
+            raise BadInput("--token should be sixteen or more letters, digits, - or _")
+        self.watch = Watch(self.folder)
+        self.closed = threading.Event()
+        self.listeners = threading.BoundedSemaphore(LISTENERS)
+        self.reporting = threading.Lock()  # one report at a time: each is seconds of work
+        self.address_family = family
+        try:
+            super().__init__(where, Handler)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise BadInput(f"--port {port} is taken; --port 0 takes a free one") from None
+            raise BadInput(f"--host {host}, --port {port}: {error.strerror}") from None
+
+    @property
+    def address(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.server_address[1]}/" + (f"?token={self.token}" if self.token else "")
+
+    def server_bind(self) -> None:
+        socketserver.TCPServer.server_bind(self)  # not HTTPServer's, which asks the network for a name
+        self.server_name, self.server_port = self.host, self.server_address[1]
+
+    def server_close(self) -> None:
+        self.closed.set()  # pages that follow are let go
+        super().server_close()
+
+    def knows(self, name: str) -> bool:
+        """Whether a Host header is ours. Of others, only addresses: a foreign name may be made to point here."""
+        if name in ("localhost", self.host.lower()):
+            return True
+        try:
+            address = ipaddress.ip_address(name)
+        except ValueError:
+            return not self.is_loopback and name == socket.gethostname().lower()
+        return address.is_loopback or not self.is_loopback
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A page that went away is no trouble; anything else is a bug, and is shown as one."""
+        if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
+
+
+def _address(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int]]:
+    try:
+        family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (OSError, OverflowError, UnicodeError):
+        raise BadInput(f"--host {host} is no address of this machine; 127.0.0.1 is the usual one") from None
+    return family, (str(where[0]), int(where[1]))
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server  # pyright: ignore[reportIncompatibleVariableOverride]
+    protocol_version = "HTTP/1.1"
+    timeout = 60  # seconds without a request
+
+    def do_GET(self) -> None:
+        self._answer(_GET)
+
+    def do_POST(self) -> None:
+        self.close_connection = True  # what a body holds is never read
+        self._answer(_POST)
+
+    def _refuse_method(self) -> None:
+        self.close_connection = True
+        self._refuse(405, "This page can be read, and runs can be stopped; nothing else.")
+
+    do_HEAD = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_TRACE = do_CONNECT = _refuse_method
+
+    # ---- who may ask ----
+    def _answer(self, routes: dict[str, Callable[[Server, dict[str, list[str]]], Answer]]) -> None:
+        try:
+            self._check_origin(writes=routes is _POST)
+            path, words = self._asked()
+            token = self._check_token(words)
+            if path == "/events" and routes is _GET:
+                return self._follow()
+            if path not in routes:
+                known = path in _GET or path in _POST
+                raise Refused(405 if known else 404, "There is nothing to be had here.")
+            answer = _patiently(lambda: routes[path](self.server, words))
+            self._send(answer._replace(headers={**answer.headers, **token}))
+        except Refused as refusal:
+            self._refuse(refusal.status, str(refusal))
+        except BadInput as error:
+            self._refuse(400, str(error))
+
+    def _asked(self) -> tuple[str, dict[str, list[str]]]:
+        if not self.path.startswith("/") or self.path.startswith("//"):
+            raise Refused(400, "Only paths of this page are answered.")
+        if "Content-Length" in self.headers or "Transfer-Encoding" in self.headers:
+            self.close_connection = True  # or the body would be taken for the next request
+        try:
+            path, query = self.path.partition("?")[::2]
+            return path, parse_qs(query, max_num_fields=2 * _REPORTED, errors="strict")
+        except ValueError:
+            raise Refused(400, "The question cannot be read.") from None
+
+    def _check_origin(self, *, writes: bool) -> None:
+        """Pages of others may neither read nor stop anything, whatever name they make point to this machine."""
+        hosts = self.headers.get_all("Host", [])
+        try:
+            name = urlsplit(f"//{hosts[0]}").hostname if len(hosts) == 1 else None
+        except ValueError:
+            name = None
+        if not name or not self.server.knows(name):
+            raise Refused(403, "This page is not known by that name; open it by its address.")
+        origin = self.headers.get("Origin")
+        if origin is not None and origin not in (f"http://{hosts[0]}", f"https://{hosts[0]}"):
+            raise Refused(403, "Another site's page has asked for this.")
+        if writes and origin is None:
+            raise Refused(403, "Only the page itself can stop a run.")
+        site = self.headers.get("Sec-Fetch-Site", "none")
+        arrives = self.headers.get("Sec-Fetch-Mode") == "navigate" and self.path.partition("?")[0] == "/"
+        if site not in ("same-origin", "none") and not arrives:
+            raise Refused(403, "Another site's page has asked for this.")
+
+    def _check_token(self, words: dict[str, list[str]]) -> dict[str, str]:
+        """Headers that let the page go on without the token in its address."""
+        if not (token := self.server.token):
+            return {}
+        cookie = f"fedlens-{self.server.server_address[1]}"
+        offered = [
+            *words.get("token", ()),
+            self.headers.get("Authorization", "").removeprefix("Bearer "),
+            *(part.strip().removeprefix(f"{cookie}=") for part in self.headers.get("Cookie", "").split(";")),
+        ]
+        if not any([hmac.compare_digest(each.encode(), token.encode()) for each in offered]):  # all, in constant time
+            raise Refused(401, "Open the address that `fedlens ui` printed, with its token.")
+        return {"Set-Cookie": f"{cookie}={token}; HttpOnly; SameSite=Strict; Path=/"} if "token" in words else {}
+
+    # ---- answers ----
+    def _follow(self) -> None:
+        """Server-sent events: all runs, then those that change."""
+        if not self.server.listeners.acquire(blocking=False):
+            raise Refused(503, "Too many pages follow these runs already.")
+        try:
+            self.close_connection = True
+            self._head(200, {**_HEADERS, "Content-Type": "text/event-stream; charset=utf-8", "Connection": "close"})
+            version, silent = 0, 0.0
+            while not self.server.closed.is_set():
+                news = self.server.watch.since(version)
+                if news["runs"] or news["gone"] or not silent:
+                    self._write(f"data: {_json({**news, 'all': version == 0})}\n\n".encode())
+                    silent = time.monotonic()
+                elif time.monotonic() - silent > _ALIVE:
+                    self._write(b": all is well\n\n")
+                    silent = time.monotonic()
+                version = news["version"]
+                self.server.closed.wait(0 if news["more"] else PAUSE)
+        finally:
+            self.server.listeners.release()
+
+    def _write(self, data: bytes) -> None:
+        self.wfile.write(data)
+        self.wfile.flush()
+
+    def _send(self, answer: Answer) -> None:
+        kind = {"Content-Type": answer.kind, "Content-Length": str(len(answer.body))}
+        self._head(answer.status, {**answer.headers, **kind})
+        self._write(answer.body)
+
+    def _refuse(self, status: int, why: str) -> None:
+        self._send(Answer(_json({"error": why}).encode(), "application/json", status))
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """What the standard library refuses by itself, in the same form."""
+        self.close_connection = True
+        self._refuse(int(code), message or "This cannot be answered.")
+
+    def _head(self, status: int, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        if self.close_connection and "Connection" not in headers:
+            self.send_header("Connection", "close")
+        self.end_headers()
+
+    def version_string(self) -> str:
+        return "FedLens"
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: an address may hold the token."""
+
+
+# ---- what can be asked for -------------------------------------------------------------------------------------------
+def _json(value: Any) -> str:
+    return json.dumps(value, allow_nan=False, separators=(",", ":"))
+
+
+def _as_json(value: Any) -> Answer:
+    return Answer(_json(value).encode(), "application/json")
+
+
+def _patiently(ask: Callable[[], Answer]) -> Answer:
+    """Parts of a table may be merged while it is read."""
+    for _ in range(3):
+        try:
+            return ask()
+        except FileNotFoundError:
+            time.sleep(0.05)
+    raise BadInput("the run's files have changed while they were read; try again")
+
+
+def _one(words: dict[str, list[str]], name: str) -> str:
+    if len(found := words.get(name, [])) != 1:
+        raise BadInput(f"one {name}= is needed")
+    return found[0]
+
+
+def _number(words: dict[str, list[str]], name: str) -> int:
+    text = words.get(name, ["0"])[0]
+    if not re.fullmatch(r"[0-9]{1,9}", text):
+        raise BadInput(f"{name} is {text!r}, but it should be a number")
+    return int(text)
+
+
+def _page(server: Server, words: dict[str, list[str]]) -> Answer:
+    content = report._inert({"version": __version__, "folder": str(server.folder), "dashes": DASHES})
+    return Answer(_asset("page.html").replace("{content}", content).encode(), "text/html; charset=utf-8")
+
+
+def _asset(name: str) -> str:
+    return (resources.files("fedlens.ui") / "assets" / name).read_text("utf-8")
+
+
+def _style(server: Server, words: dict[str, list[str]]) -> Answer:
+    return Answer(f"{report._style()}\n{_asset('live.css')}".encode(), "text/css; charset=utf-8")
+
+
+def _icon(server: Server, words: dict[str, list[str]]) -> Answer:
+    return Answer(_asset("icon.svg").encode(), "image/svg+xml")
+
+
+def _script(server: Server, words: dict[str, list[str]]) -> Answer:
+    text = "\n".join([*(report._asset(name) for name in _SHARED), *(_asset(name) for name in ("draw.js", "live.js"))])
+    return Answer(text.encode(), "text/javascript; charset=utf-8")
+
+
+def _curves(server: Server, words: dict[str, list[str]]) -> Answer:
+    after, generation = _number(words, "after"), _number(words, "generation")
+    return _as_json(server.watch.curves(_one(words, "run"), after, generation))
+
+
+def _run(server: Server, words: dict[str, list[str]]) -> Answer:
+    run = server.watch.run(_one(words, "run"))
+    about = {"notes": run.notes, "settings": run.settings(), "pictures": clients.pictures(run.path)}
+    return _as_json(finite(about))
+
+
+def _clients(server: Server, words: dict[str, list[str]]) -> Answer:
+    run = server.watch.run(_one(words, "run"))
+    return _as_json(clients.clients(run.path, words.get("order", ["number"])[0], _number(words, "at")))
+
+
+def _client(server: Server, words: dict[str, list[str]]) -> Answer:
+    return _as_json(clients.client(server.watch.run(_one(words, "run")).path, _number(words, "client")))
+
+
+def _picture(server: Server, words: dict[str, list[str]]) -> Answer:
+    return Answer(clients.picture(server.watch.run(_one(words, "run")).path, _one(words, "name")), "image/png")
+
+
+def _report(server: Server, words: dict[str, list[str]]) -> Answer:
+    """Written for whoever asks, and nowhere kept."""
+    names = list(dict.fromkeys(words.get("run", ())))
+    if not 0 < len(names) <= _REPORTED:
+        raise BadInput(f"a report is about 1 to {_REPORTED} runs, not {len(names)}")
+    paths = [server.watch.run(name).path for name in names]
+    with server.reporting:
+        text = report.page(report.gather(paths))
+    return Answer(text.encode(), "text/html; charset=utf-8", headers=_REPORT_HEADERS)
+
+
+def _stop(server: Server, words: dict[str, list[str]]) -> Answer:
+    run = server.watch.run(_one(words, "run"))
+    if run.row["state"] != "running":
+        raise BadInput(f"{run.name} is not running")
+    (run.path / STOP).touch()
+    return _as_json({"stopping": run.name})
+
+
+_Routes = dict[str, Callable[[Server, dict[str, list[str]]], Answer]]
+_GET: _Routes = {
+    "/": _page,
+    "/live.css": _style,
+    "/live.js": _script,
+    "/icon.svg": _icon,
+    "/curves": _curves,
+    "/run": _run,
+    "/clients": _clients,
+    "/client": _client,
+    "/picture": _picture,
+    "/report": _report,
+}
+_POST: _Routes = {"/stop": _stop}

@@ -1,0 +1,239 @@
+"""The live page in a real Chromium: runs appear, curves grow, runs are compared, inspected and stopped."""
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from browser import Chromium, Page, needs_chromium
+from fedlens.ui.server import Server
+from test_report import SMALL, hostile, run
+
+pytestmark = needs_chromium
+SIZES = {"laptop": (1280, 800, False), "phone": (360, 740, True)}
+NAMES = "[...document.querySelectorAll('.runs .name')].map((e) => e.textContent)"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with Chromium() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    from PIL import Image
+
+    root = tmp_path_factory.mktemp("runs")
+    for method, seed in (("fedavg", 0), ("fedavg", 1), ("scaffold", 0)):
+        run(root / f"{method}-{seed}", f"algorithm={method}", f"seed={seed}")
+    (root / "fedavg-0" / "figures").mkdir(exist_ok=True)
+    Image.effect_noise((60, 20), 60).save(root / "fedavg-0" / "figures" / "explain-clients.png")
+    broken = Path(shutil.copytree(root / "scaffold-0", root / "broken"))
+    (broken / "config.yaml").write_text("{")
+    return root
+
+
+@pytest.fixture
+def served(folder):
+    with _served(folder) as server:
+        yield server
+
+
+class _served:
+    def __init__(self, folder: Path, port: int = 0, token: str = ""):
+        self.server = Server(folder, port=port, token=token)
+
+    def __enter__(self) -> Server:
+        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
+        return self.server
+
+    def __exit__(self, *_: object) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+
+def address(server: Server) -> str:
+    return f"http://127.0.0.1:{server.server_address[1]}/"
+
+
+def opened(browser: Chromium, server: Server, size: str = "laptop", more: str = "", dark: bool = False) -> Page:
+    width, height, phone = SIZES[size]
+    page = browser.open(address(server) + more, width, height, phone=phone, dark=dark)
+    page.until("document.querySelector('.runs li, .bar svg') !== null")
+    return page
+
+
+def quiet(page: Page, server: Server) -> bool:
+    return page.errors == [] and all(each.startswith(address(server)) for each in page.requests)
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("size", SIZES)
+def test_the_list_on_every_screen(browser, served, size, dark):
+    with opened(browser, served, size, dark=dark) as page:
+        assert page.evaluate("document.querySelector('h1').textContent") == "3 done, 1 corrupt"
+        assert sorted(page.evaluate(NAMES)) == ["broken", "fedavg-0", "fedavg-1", "scaffold-0"]
+        assert page.evaluate("document.querySelectorAll('.runs .spark polyline').length") == 4
+        assert "config.yaml is damaged" in page.evaluate("document.querySelector('.runs .trouble').textContent")
+        assert page.evaluate("document.documentElement.scrollWidth") <= SIZES[size][0], "it can be scrolled sideways"
+        ticks = "[...document.querySelectorAll('.runs .tick')].map((e) => e.getBoundingClientRect())"
+        assert page.evaluate(f"{ticks}.every((b) => b.width >= 32 && b.height >= 32 && b.left >= 0)")  # for fingers
+        paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert paper == ("rgb(21, 24, 28)" if dark else "rgb(255, 255, 255)")
+        assert quiet(page, served)
+
+
+def test_runs_are_found_and_filtered(browser, served):
+    with opened(browser, served) as page:
+        page.evaluate("document.querySelector('.search').focus()")
+        page.call("Input.insertText", text="SCAFF")
+        page.until(f"{NAMES}.join() === 'scaffold-0'")
+        page.evaluate("(() => { const s = document.querySelector('select'); s.value = 'failed';"
+                      "s.dispatchEvent(new Event('change')); })()")  # fmt: skip
+        page.until(f"{NAMES}.length === 0")
+        assert "No run is like that" in page.evaluate("document.querySelector('main').innerText")
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_ticked_runs_are_drawn_together_and_reported(browser, served, size):
+    lines = "document.querySelectorAll('#comparison .two > :first-child polyline').length"
+    with opened(browser, served, size) as page:
+        assert page.evaluate("document.querySelector('#comparison').hidden")
+        for number, name in enumerate(("fedavg-0", "scaffold-0", "fedavg-1"), 1):
+            page.click(f"input[aria-label='Compare {name}']")
+            page.until(f"{lines} === {number}")
+        assert page.evaluate("document.querySelectorAll('#comparison .two > :last-child polyline').length") == 3
+        about = page.evaluate("document.querySelector('#comparison .chart svg').ariaLabel")
+        assert about.startswith("Accuracy over rounds") and "scaffold-0" in about
+        dashes = page.evaluate("[...document.querySelectorAll('#comparison .two > :first-child polyline')]"
+                               ".map((e) => e.getAttribute('class') + e.getAttribute('stroke-dasharray'))")  # fmt: skip
+        assert len(set(dashes)) == 3, "two runs look alike"
+        page.click("#comparison button[data-value=seconds]")
+        page.until("document.querySelector('#comparison .chart svg')?.ariaLabel?.startsWith('Accuracy over seconds')")
+        page.hover("#comparison .chart svg polyline", 0.9, 0.5)
+        assert "seconds of running" in page.evaluate("document.querySelector('#comparison .tip').innerText")
+        assert page.evaluate("document.documentElement.scrollWidth") <= SIZES[size][0]
+        report = page.evaluate("document.querySelector('#comparison a').href")
+        page.click("#clear")
+        page.until("document.querySelector('#comparison').hidden")
+        assert not page.evaluate("[...document.querySelectorAll('.runs input')].some((e) => e.checked)")
+        assert quiet(page, served)
+    with browser.open(report) as page:
+        page.until("document.querySelectorAll('#curves svg polyline').length === 2")  # two methods
+        assert "scaffold" in page.evaluate("document.querySelector('h1').textContent") and page.errors == []
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_run_and_one_of_its_clients(browser, served, folder, size):
+    with opened(browser, served, size) as page:
+        page.click(".runs a[href='#run=fedavg-0']")
+        page.until("document.querySelector('h1').textContent === 'fedavg-0'")
+        page.until("document.querySelectorAll('.two polyline').length === 2")
+        page.until("document.querySelectorAll('#clients tbody tr').length === 6")
+        page.click("#clients [data-client='3']")
+        page.until("document.querySelector('#client h3')?.textContent === 'Client 3'")
+        page.until("document.querySelectorAll('#client .mix rect').length === 10")
+        page.until("document.querySelectorAll('#client polyline').length === 2")  # before and after local training
+        page.until("document.querySelector('#client img').naturalWidth === 60")
+        assert page.evaluate("document.documentElement.scrollWidth") <= SIZES[size][0]
+        page.evaluate("document.querySelector('#which').focus()")
+        page.call("Input.insertText", text="77")
+        page.press("Enter")
+        page.until("document.querySelector('#client .warning') !== null")
+        assert "there are 6, counted from 0" in page.evaluate("document.querySelector('#client .warning').textContent")
+        assert "partition" in page.evaluate("document.querySelector('details').textContent")
+        page.click(".back")
+        page.until("document.querySelectorAll('.runs li').length === 4")
+        errors = [error for error in page.errors if "400" not in error]  # Chromium notes the client that is not there
+        assert errors == []
+
+
+def start(out: Path, *words: str) -> subprocess.Popen:
+    """A run in a process of its own, as people start them."""
+    command = [sys.executable, "-m", "fedlens", "run", *SMALL, f"out={out}", *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ})
+
+
+def test_a_run_appears_grows_and_is_stopped(browser, tmp_path):
+    root = tmp_path / "runs"
+    root.mkdir()
+    with _served(root) as server, browser.open(address(server), 1280, 800) as page:
+        page.until("document.querySelector('main').innerText.includes('no run in this folder yet')")
+        process = start(root / "live", "rounds=2000", "algorithm=fedprox", "local.steps=20")
+        page.until(f"{NAMES}.join() === 'live'", 60)
+        page.until("document.querySelector('.state').textContent === 'running'")
+        page.click(".runs .name")
+        points = "(document.querySelector('.two polyline')?.points.length || 0)"
+        page.until(f"{points} >= 2", 30)
+        before = page.evaluate(points)
+        page.until(f"{points} >= {before} + 3", 30)
+        page.click("#stop")
+        page.click("#sure")
+        page.until("document.querySelector('.state').textContent === 'stopped'", 30)
+        _, said = process.communicate(timeout=30)
+        assert process.returncode == 1 and "stopped after round" in said and "fedlens resume" in said
+        done = page.evaluate("document.querySelector('.warning:not(.lost)').textContent")
+        assert page.evaluate("document.querySelector('#stop')") is None
+        assert f"round {done.split()[2]}/2000" in (root / "live" / "log.txt").read_text().splitlines()[-2]
+        assert not (root / "live" / "stop").exists() and quiet(page, server)
+
+
+def test_it_says_when_the_server_is_gone_and_goes_on_when_it_is_back(browser, folder):
+    with _served(folder) as server:
+        port, page = server.server_address[1], opened(browser, server)
+        assert page.evaluate("document.querySelector('.lost').hidden")
+    with page:
+        page.until("!document.querySelector('.lost').hidden", 15)
+        with _served(folder, port=port):
+            page.until("document.querySelector('.lost').hidden", 20)
+            assert page.evaluate("document.querySelectorAll('.runs li').length") == 4
+
+
+def test_markup_in_a_run_stays_text(browser, folder, tmp_path):
+    copy = hostile(Path(shutil.copytree(folder / "fedavg-1", tmp_path / "runs" / "<img src=x onerror=hacked=1>")))
+    (copy / "log.txt").open("a").write("note: <img src=x onerror=window.hacked=1>\n")
+    with _served(tmp_path / "runs") as server, opened(browser, server) as page:
+        page.click(".runs .name")
+        page.until("document.querySelector('main li')?.textContent.includes('onerror')")
+        assert page.evaluate("window.hacked") is None and page.evaluate("document.images.length") == 0
+        assert quiet(page, server)
+
+
+def test_a_token_opens_the_page_and_leaves_its_address(browser, folder):
+    with _served(folder, token="a-long-secret-word") as server:
+        with browser.open(f"{address(server)}?token=a-long-secret-word") as page:
+            page.until("document.querySelectorAll('.runs li').length === 4")
+            assert page.evaluate("location.href") == address(server) and page.errors == []
+        with browser.open(f"{address(server)}") as page:  # the cookie is there
+            page.until("document.querySelectorAll('.runs li').length === 4")
+            assert page.evaluate("document.cookie") == ""
+
+
+def test_another_origin_can_neither_read_nor_stop(browser, served, folder):
+    """A page of another port on the same machine: same site, other origin."""
+    with _served(folder) as other, browser.open(address(other)) as page:
+        script = "fetch('{}', {{method: '{}', mode: '{}'}}).then((r) => r.status, () => 'refused')"
+        for mode in ("cors", "no-cors"):
+            assert page.evaluate(script.format(f"{address(served)}stop?run=fedavg-0", "POST", mode)) in ("refused", 0)
+        assert page.evaluate(script.format(f"{address(served)}run?run=fedavg-0", "GET", "cors")) == "refused"
+        assert not (folder / "fedavg-0" / "stop").exists()
+
+
+def test_everything_can_be_reached_by_keys(browser, served):
+    with opened(browser, served) as page:
+        told = "(e.ariaLabel || e.textContent || e.labels?.[0]?.textContent || '').trim()"
+        seen = "[...document.querySelectorAll('button, select, input, a')].filter((e) => e.offsetParent)"
+        assert page.evaluate(f"{seen}.every((e) => {told})")
+        page.evaluate("document.querySelector('.runs input').focus()")
+        page.press("Tab")
+        assert page.evaluate("document.activeElement.className") == "name"
+        page.press("Enter")
+        page.until("document.querySelector('.bar svg') !== null")
+        time.sleep(0.1)
+        assert quiet(page, served)
