@@ -10,11 +10,12 @@ import json
 import os
 import platform
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pyarrow as pa
 import torch
@@ -98,14 +99,10 @@ class RunFolder:
     def locked(self) -> Iterator[None]:
         """One process at a time: two would write over each other. A lock dies with its process."""
         with open(self.path / "lock", "a") as file:
-            try:
-                import fcntl
-
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except ImportError:  # not on this system
-                pass
-            except BlockingIOError:
-                raise BadInput(f"{self.path} is being run by another process") from None
+            if not any(
+                _lock(file) or time.sleep(0.05) for _ in range(4)
+            ):
+                raise BadInput(f"{self.path} is being run by another process")
             yield
 
     def log(self, line: str) -> None:
@@ -291,3 +288,15 @@ def _processor() -> str:
         with contextlib.suppress(OSError, StopIteration), open("/proc/cpuinfo") as lines:
             return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return platform.processor()
+
+
+def _lock(file: IO[str]) -> bool:
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except ImportError:  # not on this system
+        pass
+    except BlockingIOError:
+        return False
+    return True
