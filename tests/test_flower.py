@@ -499,7 +499,7 @@ def test_policy(policy, method, more, sentence, tmp_path):
     answer, _ = Trainer(node).answer(hello)
     assert sentence in answer.notes.get("refused", "") and ("refused" in answer.notes) == bool(sentence)
     if not sentence:
-        assert answer.notes == {"client": 0, "own_data": False}
+        assert answer.notes == {"client": 0, "own_data": False, "own_noise": policy.epsilon is not None}
 
 
 def test_who_passes_a_strict_policy(tmp_path):

@@ -99,9 +99,8 @@ class RunFolder:
     def locked(self) -> Iterator[None]:
         """One process at a time: two would write over each other. A lock dies with its process."""
         with open(self.path / "lock", "a") as file:
-            if not any(
-                _lock(file) or time.sleep(0.05) for _ in range(4)
-            ):
+            # The live page holds it for a moment, to see whether the run runs.
+            if not any(_lock(file) or time.sleep(0.05) for _ in range(4)):
                 raise BadInput(f"{self.path} is being run by another process")
             yield
 
