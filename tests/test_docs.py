@@ -1,68 +1,273 @@
-"""What the documents show is run: README's commands (with few rounds) and its Python."""
+"""What the documents show is run: their commands (with few rounds), their files, their Python, their notebooks."""
 
+import contextlib
+import importlib.util
+import io
+import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
 
+from fedlens.cli import app
+
 ROOT = Path(__file__).parents[1]
-SMALL = ["rounds=1", "clients=4", "cohort=2", "local.steps=1", "evaluate.personal=none", "picture=false"]
+PAGES = ["README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md"))]
+CARDS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs/methods").glob("*.md"))
+FEW = ("rounds=1", "clients=4", "cohort=2", "local.steps=1", "picture=false", "model=cnn2", "engine=sequential")
+HEAVY = {  # methods whose preparations or servers take long: cut short
+    "fedxds": ("algorithm.warmup_rounds=1", "algorithm.warmup_epochs=1"),
+    "fedfed": ("algorithm.distil_rounds=1", "algorithm.latent=16", "algorithm.width=4"),
+    "fedftg": ("algorithm.iterations=0",),
+    "fedsls": ("algorithm.pretrain_epochs=0",),
+    "spatl": ("algorithm.episodes=1", "algorithm.adapt_epochs=0"),
+    "fedaux": ("algorithm.pretrain_steps=1", "algorithm.steps=1"),
+    "feddf": ("algorithm.steps=1",),
+    "fedrep": ("local.steps=none", "local.epochs=2"),
+    "finetune": ("algorithm.epochs=1",),
+}
+LOOKS = ("bench", "describe", "recommend", "reproduce", "data")  # they leave nothing behind: once is enough
+PREPARING = ("init", "certs", "server", "node")  # of `fedlens deploy`; the rest needs what test_flower.py starts
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+def blocks(page: str) -> list[tuple[str, str]]:
+    """(language, text) of every block of a page, in order."""
+    return re.findall(r"^ {0,3}```(\w*)\n(.*?)^ {0,3}```", (ROOT / page).read_text("utf-8"), re.DOTALL | re.MULTILINE)
 
 
-def run(*words: str, cwd: Path) -> None:
+def commands(text: str) -> list[list[str]]:
+    joined = text.replace("\\\n", " ")
+    return [shlex.split(line, comments=True) for line in joined.splitlines() if line.split("#")[0].strip()]
+
+
+# ---- stand-ins that take seconds -------------------------------------------------------------------------------------
+def smaller(words: list[str]) -> list[str]:
+    """The words of a fedlens command with less to do."""
+    verb, *rest = words
+    if verb == "run":
+        chosen = {word.partition("=")[0].partition(".")[0] for word in rest} & {"model", "engine"}
+        few = [word for word in FEW if word.partition("=")[0] not in chosen]
+        named = [word.split("=", 1)[1] for word in rest if word.startswith("algorithm=")]
+        robust = ("clients=8", "cohort=6") if any(word.startswith("defences=") for word in rest) else ()
+        return [verb, *rest, *few, *(HEAVY.get(named[0], ()) if named else ()), *robust]
+    if verb == "bench":
+        return [verb, *rest, "--repeats", "1"]
+    if verb == "compare" and "--runs" not in rest:
+        place = (
+            [] if any("=" in word for word in rest) else ["--out", "runs/compare-mnist5k"]
+        )  # as if it had no more words
+        return [verb, *rest, *FEW, "evaluate.last=1", "--processes", "1", "--seeds", "1", *place]  # the last one counts
+    if verb == "reproduce" and rest and "figure" not in rest[0]:
+        return [verb, *rest, "--dry-run"]
+    if verb == "explain":
+        return [verb, *rest, "--methods", "gradient"] if "--methods" not in rest else words
+    return words
+
+
+def needs(words: list[str]) -> str:
+    """Why a command cannot be run here; empty where it can."""
+    if any(name in word for word in words for name in ("fashion_mnist", "cifar")) and words[0] != "reproduce":
+        return "" if os.environ.get("FEDLENS_DATA") else "its data are found through FEDLENS_DATA, which is not set"
+    return "ray is not installed" if "engine=ray" in words and not importlib.util.find_spec("ray") else ""
+
+
+seen: set[tuple[str, ...]] = set()
+
+
+def fedlens(words: list[str]) -> None:
+    """In this process: importing torch for each command would take longer than all of them."""
+    if words[0] in LOOKS and tuple(words) in seen:
+        return
+    seen.add(tuple(words))
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        try:
+            code = app(list(words), prog_name="fedlens", standalone_mode=False)
+        except Exception as error:
+            code = f"{type(error).__name__}: {error}"
+    assert not code, f"fedlens {' '.join(words)}: {code}\n{said.getvalue()}"
+
+
+def python(*words: str, cwd: Path) -> None:
     ended = subprocess.run([sys.executable, *words], cwd=cwd, capture_output=True, text=True, timeout=240)
     assert ended.returncode == 0, f"{' '.join(words)}\n{ended.stderr}"
 
 
+def serves(words: list[str], place: Path) -> None:
+    """A page that somebody has to end."""
+    command = [sys.executable, "-m", "fedlens", *words, "--port", "0"]
+    with subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            address = server.stdout.readline().split()[0]
+            with urllib.request.urlopen(address, timeout=30) as page:
+                assert b"<html" in page.read()
+        finally:
+            server.terminate()
+
+
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """A folder in which README's names exist."""
-    folder = tmp_path_factory.mktemp("readme")
-    (folder / "experiment.yaml").write_text("partition: {is: dirichlet, alpha: 0.3}\n")
+def folder(tmp_path_factory):
+    """A place in which the names that documents take for granted exist."""
+    place = tmp_path_factory.mktemp("documents")
+    before = os.getcwd()
+    os.chdir(place)
+    (place / "experiment.yaml").write_text("partition: {is: dirichlet, alpha: 0.3}\n")
     for name in ("a", "b", "mnist5k-scaffold-001"):
-        run("-m", "fedlens", "run", *SMALL, "model=cnn2", f"out=runs/{name}", "engine=sequential", cwd=folder)
-    return folder
+        extra = ("transcript=50",) if name == "a" else ()
+        fedlens(["run", *FEW, *extra, f"out=runs/{name}"])
+    yield place
+    os.chdir(before)
 
 
-COMMANDS = [
-    shlex.split(line, comments=True)[1:]
-    for b in blocks("bash")
-    for line in b.splitlines()
-    if line.startswith("fedlens")
-]
+# ---- commands, files and programs of every page ----------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if any(kind in ("bash", "python") for kind, _ in blocks(page))]
+)
+def test_pages_do_what_they_say(page, folder, tmp_path, monkeypatch):
+    """In order: a block that begins with a file's name is that file; bash is run; other Python is a program."""
+    place = folder if page == "README.md" else tmp_path
+    if place is tmp_path:
+        (place / "runs").symlink_to(folder / "runs")
+        (place / "experiment.yaml").symlink_to(folder / "experiment.yaml")
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    ran, left = 0, []
+    for kind, text in blocks(page):
+        if name := re.match(r"# ([\w-]+\.(py|yaml))\n", text):
+            (place / name[1]).unlink(missing_ok=True)
+            (place / name[1]).write_text(text)
+        elif kind == "python" and "import " in text:
+            (place / "program.py").write_text(text)
+            python("program.py", cwd=place)
+            ran += 1
+        elif kind == "bash":
+            for words in commands(text):
+                if words[:2] == ["python3", "start.py"]:
+                    continue  # what CI runs: .ci/run
+                if words[0] == "python":
+                    script = ROOT / words[1]
+                    if script.exists() and words[1].startswith("benchmarks/"):
+                        continue  # minutes to hours; what they found is in results/
+                    python(*(str(ROOT / w) if w.startswith("docs/") else w for w in words[1:]), cwd=place)
+                    ran += 1
+                    continue
+                assert Path(words[0]).name == "fedlens", f"{page}: nothing knows how to run {' '.join(words)}"
+                if reason := needs(words[1:]):
+                    left.append(f"{' '.join(words)}: {reason}")
+                elif words[1] == "ui":
+                    serves(words[1:], place)
+                    ran += 1
+                else:
+                    fedlens(smaller(words[1:]))
+                    ran += 1
+    if not ran and left:
+        pytest.skip("; ".join(left))
 
 
-@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_commands_of_the_readme(words, place):
-    if any(word.startswith("data=fashion") for word in words) and not os.environ.get("FEDLENS_DATA"):
-        pytest.skip("Fashion-MNIST is found through FEDLENS_DATA, which is not set")
-    few = {"run": [*SMALL, "engine=sequential"], "reproduce": ["--dry-run"]}.get(words[0], [])
-    run("-m", "fedlens", *words, *few, cwd=place)
+@pytest.mark.parametrize("card", CARDS, ids=lambda card: Path(card).stem)
+def test_commands_of_the_cards(card, folder, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for kind, text in blocks(card):
+        for words in commands(text) if kind == "bash" else ():
+            if reason := needs(words[1:]):
+                pytest.skip(reason)
+            fedlens(smaller(words[1:]))
 
 
-def test_python_of_the_readme(tmp_path):
-    (program,) = [block for block in blocks("python") if "fedlens.run" in block]
-    (tmp_path / "program.py").write_text(program)
-    run("program.py", cwd=tmp_path)
+def test_commands_of_a_deployment(tmp_path, monkeypatch):
+    """Up to the point where processes would be started: `--start` is left out, and lines are printed instead."""
+    pytest.importorskip("flwr", reason="flwr, of the extra flower, is not installed")
+    monkeypatch.chdir(tmp_path)
+    lines = [
+        words for _, text in blocks("docs/deploy.md") for words in commands(text) if words[:2] == ["fedlens", "deploy"]
+    ]
+    assert [words[2] for words in lines] == [*PREPARING, "run", "status", "stop"]
+    for words in lines[: len(PREPARING)]:
+        if words[2] == "node":
+            shutil.copytree("federation/nodes/0", "node")  # in place of scp
+        fedlens([word for word in words[1:] if word != "--start"])
 
 
+# ---- the README ------------------------------------------------------------------------------------------------------
 def test_fedprox_is_shown_as_it_is():
-    (shown,) = [block for block in blocks("python") if "class FedProx" in block]
+    (shown,) = [text for kind, text in blocks("README.md") if kind == "python" and "class FedProx" in text]
     code = (ROOT / "src/fedlens/algorithms/fedprox.py").read_text()
     for line in shown.strip().splitlines():
         assert line.split("#")[0].strip() in code
 
 
-def test_two_commands_and_files_that_exist():
+def test_first_screen():
+    """What it is, two commands and a picture, before anything else; every claim has a command beside it."""
     text = (ROOT / "README.md").read_text()
-    assert "python3 start.py run" in text and "python3 start.py test" in text
-    for path in re.findall(r"\]\(([^)#]+)\)", text) + re.findall(r"(?:tests|benchmarks)/\w+\.py", text):
+    top = "\n".join(text.splitlines()[:32])
+    assert "python3 start.py run" in top and "fedlens compare" in top and "](docs/images/" in top
+    claims = text.partition("## Claims")[2].splitlines()
+    rows = [line for line in claims if line.startswith("|")][2:]
+    assert len(rows) > 10 and all(re.search(r"\| `(python3? |fedlens )[^`]+` \|$", row) for row in rows)
+    for path in re.findall(r"(?:tests|benchmarks)/[\w/]+\.py", text):
         assert (ROOT / path).exists(), path
+
+
+# ---- the site --------------------------------------------------------------------------------------------------------
+def site():
+    spec = importlib.util.spec_from_file_location("site_of_the_documents", ROOT / "docs/site.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_site_is_built_without_a_complaint(tmp_path):
+    """Every link of every page, by a way of its own: hrefs in the HTML are files, and their anchors ids in them."""
+    assert site().build(tmp_path) == []
+    pages = {path: path.read_text("utf-8") for path in tmp_path.rglob("*.html")}
+    assert len(pages) > 40
+    for path, text in pages.items():
+        for link in re.findall(r'(?:href|src)="([^"]+)"', text):
+            if re.match(r"[a-z]+:", link):
+                assert link.startswith("https://"), f"{path.name}: {link}"
+                continue
+            file, _, name = link.partition("#")
+            there = (path.parent / file).resolve() if file else path
+            assert there.is_file(), f"{path.relative_to(tmp_path)}: {link}"
+            assert not name or f'id="{name}"' in pages[there], f"{path.relative_to(tmp_path)}: {link}"
+
+
+def test_the_site_says_what_is_amiss(tmp_path):
+    module = site()
+    markdown = module.MarkdownIt("commonmark").enable("table")
+    text = "# A\n\n[x](gone.md) [y](#nowhere) ![](docs/images/concepts.png) [z](docs/site.css)"
+    page = module.Page("README.md", markdown.parse(text))
+    page.links = ["gone.md", "#nowhere", "docs/images/concepts.png", "docs/site.css"]
+    found = [one for one in module.troubles({"README.md": page}) if one.startswith("README.md:")]
+    assert [one.split(": ")[1] for one in found] == [
+        "gone.md leads nowhere",
+        "#nowhere names no heading of README.md",
+        "the picture docs/images/concepts.png has no description",
+    ]
+
+
+def test_nothing_is_fetched_from_elsewhere(tmp_path):
+    site().build(tmp_path)
+    for path in (*tmp_path.rglob("*.html"), *tmp_path.rglob("*.css")):
+        assert not re.search(r'(src|<link[^>]*href)="https?:|url\(http|@import', path.read_text("utf-8")), path
+
+
+# ---- notebooks -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["quickstart", "own_algorithm"])
+def test_notebooks_run_from_top_to_bottom(name, tmp_path):
+    """Code cells one after another in one process, as a kernel would; no output is stored with them."""
+    notebook = json.loads((ROOT / f"docs/notebooks/{name}.ipynb").read_text("utf-8"))
+    assert notebook["nbformat"] == 4 and len({cell["id"] for cell in notebook["cells"]}) == len(notebook["cells"])
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert len(cells) >= 4 and not any(cell["outputs"] or cell["execution_count"] for cell in cells)
+    program = "\n\n".join("".join(cell["source"]) for cell in cells)
+    (tmp_path / "notebook.py").write_text(program)
+    python("notebook.py", cwd=tmp_path)
+    assert (tmp_path / "runs").is_dir()

@@ -233,6 +233,7 @@ def test_settings():
         (["policy.oversample=0.1"], "accounts for cohorts as they are drawn"),
         (["policy.failures=3"], "accounts for cohorts as they are drawn"),
         (["faults.dropout=0.1", "uplink.dp.trust=aggregator", "weighting=uniform"], "everyone's noise"),
+        (["defences=median", "uplink.dp.trust=aggregator", "weighting=uniform"], "the sum of all uploads"),
     ],
 )
 def test_privacy_accounts_are_not_made_wrong(words, sentence):

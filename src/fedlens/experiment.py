@@ -169,6 +169,11 @@ class Experiment:
                 raise BadInput(
                     "uplink dp with trust=aggregator counts on everyone's noise, which faults take away: trust=nobody"
                 )
+            if trust == "aggregator" and self.defences:
+                raise BadInput(
+                    "uplink dp with trust=aggregator counts on the sum of all uploads, which defences take apart: "
+                    "trust=nobody"
+                )
 
     @property
     def importable(self) -> bool:

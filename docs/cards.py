@@ -1,0 +1,292 @@
+"""Writes a card for each method, from its docstring, its fields and its own messages.
+
+python docs/cards.py                       writes docs/methods.md and docs/methods/
+python docs/cards.py --check               only says whether they are stale, by its exit code
+python docs/cards.py --measured FOLDER     first takes over the numbers of a finished `fedlens compare`
+
+What no code can say (the rule as an equation, when to use it) is in methods.yaml, what was measured in measured.json
+and in the package's evidence.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import io
+import json
+import sys
+import textwrap
+import tokenize
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedlens import config
+from fedlens.algorithms import ALGORITHMS
+from fedlens.describe import describe
+from fedlens.recommend import known
+
+DOCS = Path(__file__).parent
+MADE = "<!-- made by `python docs/cards.py` from the code, methods.yaml and measured.json: change those -->"
+# What a card's messages are about; a blank federation needs no long training at the server.
+USUAL = ("model=cnn",)
+INSTEAD = {"pse": ("model=pse_net",), "fedftg": ("algorithm.iterations=0",)}
+RUNS = {  # what else a method needs before it can run
+    "pse": "model=pse_net",
+    "fedrep": "local.epochs=5",
+    "feddf": "auxiliary=fashion_mnist",
+    "fedaux": "auxiliary=fashion_mnist",
+}
+BOUNDS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
+
+
+def cards() -> dict[Path, str]:
+    """Every generated file and its text."""
+    said = yaml.safe_load((DOCS / "methods.yaml").read_text("utf-8"))
+    if wrong := set(said) ^ set(ALGORITHMS):
+        raise SystemExit(f"methods.yaml and the registry disagree about {', '.join(sorted(wrong))}")
+    measured = json.loads((DOCS / "measured.json").read_text("utf-8"))
+    made = {DOCS / "methods" / f"{name}.md": card(name, said[name], measured) for name in ALGORITHMS}
+    return {**made, DOCS / "methods.md": overview(said, measured)}
+
+
+# ---- one card --------------------------------------------------------------------------------------------------------
+def card(name: str, said: dict[str, str], measured: dict[str, Any]) -> str:
+    kind = ALGORITHMS[name]
+    first, *rest = paragraphs(kind)
+    parts = [
+        f"# {kind.__name__}",
+        MADE,
+        first,
+        f"```\n{said['equation'].rstrip()}\n```",
+        *rest,
+        "## When to use it",
+        said["use"],
+        "## What it sends and keeps",
+        messages(name),
+        "## Settings",
+        knobs(kind),
+        "## What we measured",
+        results(name, measured),
+        "## Try it",
+        f"```bash\n{command(name)}\n```",
+        f"Code: [{source(kind).name}](../../{source(kind).relative_to(DOCS.parent).as_posix()}). "
+        f"All methods: [overview](../methods.md).",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def paragraphs(kind: type) -> list[str]:
+    """Of the docstring, one line each; the line about traffic is left out, which the messages themselves tell."""
+    text = inspect.cleandoc(kind.__doc__ or "")
+    joined = [" ".join(part.split()) for part in text.split("\n\n")]
+    return [part for part in joined if not part.startswith("down:")]
+
+
+def source(kind: type) -> Path:
+    return Path(inspect.getfile(kind)).resolve()
+
+
+def command(name: str) -> str:
+    return " ".join(filter(None, (f"fedlens run algorithm={name}", RUNS.get(name, ""))))
+
+
+# ---- messages --------------------------------------------------------------------------------------------------------
+def messages(name: str) -> str:
+    words = INSTEAD.get(name, ())
+    experiment = config.read(None, [f"algorithm={name}", *USUAL, *words])
+    found: dict[str, dict[str, dict[str, int]]] = {}
+    for leaf in describe(experiment, classes=10, channels=3, size=32):
+        if leaf.name != "(header)":
+            place = found.setdefault(leaf.stage, {}).setdefault(leaf.where, {})
+            place[leaf.name] = leaf.bytes  # a stage that comes twice sends the same twice, not twice as much
+    once = any("shared" in stage for stage in found.values())
+    columns = ["down", *(["shared"] if once else []), "up", "memory"]
+    titles = {"down": "down", "shared": "down, once", "up": "up", "memory": "kept by the client"}
+    head = ["part", *(titles[where] for where in columns)]
+    rows = [[stage, *(contents(places.get(where, {})) for where in columns)] for stage, places in found.items()]
+    model = "PSE's network" if name == "pse" else "the default CNN"
+    about = f"Of each client that takes part in a round, for {model} on colour images of 32 pixels, ten classes"
+    about += "; shared images are those of a federation of two images." if once else "."
+    return f"{table(head, rows)}\n\n{about} From its own hooks, as `fedlens describe {name}` shows them."
+
+
+def contents(leaves: dict[str, int]) -> str:
+    sizes: dict[str, int] = {}
+    for path, count in leaves.items():
+        top = path.partition("/")[0]
+        sizes[top] = sizes.get(top, 0) + count
+    return ", ".join(f"{top} ({size(count)})" for top, count in sizes.items()) or "nothing"
+
+
+def size(count: int) -> str:
+    if count >= 1e6:
+        return f"{count / 1e6:.2f} MB"
+    return f"{count / 1e3:.1f} kB" if count >= 1e3 else f"{count} B"
+
+
+# ---- settings --------------------------------------------------------------------------------------------------------
+def knobs(kind: type) -> str:
+    hints, notes = typing.get_type_hints(kind, include_extras=True), comments(kind)
+    rows = [
+        [f"`algorithm.{field.name}`", default(field.default), allowed(hints[field.name]), notes.get(field.name, "")]
+        for field in dataclasses.fields(kind)
+    ]
+    rows.sort(key=lambda row: row[0] == "`algorithm.server_lr`")  # what all methods have comes last
+    return table(["key", "default", "may be", "what it is"], rows) if rows else "None of its own."
+
+
+def default(value: Any) -> str:
+    if dataclasses.is_dataclass(value):
+        return f"`{type(value).__name__.lower()}`"
+    return "none" if value is None else f"`{str(value).lower()}`" if isinstance(value, bool) else f"`{value}`"
+
+
+def allowed(hint: Any) -> str:
+    """The type of a setting in words."""
+    arguments = typing.get_args(hint)
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        inner = [allowed(one) for one in arguments if one is not type(None)]
+        return " or ".join([*inner, *(["none"] if type(None) in arguments else [])])
+    if typing.get_origin(hint) is typing.Literal:
+        return ", ".join(f"`{one}`" for one in arguments)
+    if typing.get_origin(hint) is typing.Annotated:
+        bounds = [f"{sign} {getattr(one, name)}" for one in arguments[1:] for name, sign in BOUNDS.items()
+                  if hasattr(one, name)]  # fmt: skip
+        return f"{allowed(arguments[0])} {' and '.join(bounds)}"
+    words = {int: "whole number", float: "number", bool: "true, false", str: "text"}
+    return words.get(hint, "any method" if getattr(hint, "__name__", "") == "Recipe" else str(hint))
+
+
+def comments(kind: type) -> dict[str, str]:
+    """The comment beside each field, of the class and of those it is derived from; the nearest wins."""
+    found: dict[str, str] = {}
+    for cls in reversed([one for one in kind.__mro__ if dataclasses.is_dataclass(one)]):
+        text = textwrap.dedent(inspect.getsource(cls))
+        tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+        beside = {token.start[0]: token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT}
+        (body,) = (node for node in ast.parse(text).body if isinstance(node, ast.ClassDef))
+        for node in body.body:
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
+                if note := " ".join(beside[line] for line in lines if line in beside):
+                    found[node.target.id] = note
+    return found
+
+
+# ---- results ---------------------------------------------------------------------------------------------------------
+def results(name: str, measured: dict[str, Any]) -> str:
+    rows = []
+    for result in known():
+        for kind in ("global", "personal"):
+            if name in result[kind]:
+                where = f"{result['data']}, {result['partition']}, {result['clients']} clients, {result['model']}"
+                rounds = f"{result['rounds']} rounds, {result['seeds']} seed{'s' * (result['seeds'] > 1)}"
+                link = f"[{result['source']}](../../{result['source']})"
+                numbers = [percent(result[kind][name]), percent(result[kind].get("fedavg"))]
+                rows.append([f"{where}; {rounds}", kind, *numbers, link])
+    mine = {row["method"]: row for row in measured["rows"]}
+    if name in mine:
+        for kind in ("global", "personal"):
+            if mine[name][kind] is not None:
+                numbers = [percent(mine[name][kind]), percent(mine["fedavg"][kind])]
+                rows.append(
+                    [measured["about"], kind, *numbers, "[all methods](../methods.md#all-methods-on-one-split)"]
+                )
+    if not rows:
+        return f"Nothing yet. `fedlens compare fedavg {name}` measures it on your data."
+    head = ["where", "model", "accuracy, %", "FedAvg there, %", "from"]
+    return f"{table(head, rows)}\n\nOne seed shows where to begin, no ranking."
+
+
+def percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.1f}"
+
+
+# ---- all of them -----------------------------------------------------------------------------------------------------
+def overview(said: dict[str, dict[str, str]], measured: dict[str, Any]) -> str:
+    families: dict[str, list[str]] = {}
+    for name, one in said.items():
+        families.setdefault(one["family"], []).append(name)
+    parts = [
+        "# Methods",
+        MADE,
+        f"{len(ALGORITHMS)} methods, each one file. `algorithm=NAME` chooses one; `algorithm=NAME+ft` adds fine-tuning "
+        "to any; FedSLS, FedXDS, FedFed, FedDISCO and FedDecorr go over any base (`algorithm=fedsls "
+        "algorithm.base=scaffold`). [Which one?](choose.md)",
+    ]
+    for family, names in families.items():
+        rows = [
+            [f"[{ALGORITHMS[name].__name__}](methods/{name}.md)", f"`{name}`", paragraphs(ALGORITHMS[name])[0]]
+            for name in names
+        ]
+        parts += [f"## {family.capitalize()}", table(["method", "algorithm=", "in one sentence"], rows)]
+    head = ["method", "global, %", "personal, %", "worst tenth of clients, %", "MB up"]
+    ranked = sorted(measured["rows"], key=lambda row: -max(row["global"] or 0, row["personal"] or 0))
+    rows = [
+        [
+            f"[{row['method']}](methods/{row['method']}.md)",
+            *(percent(row[key]) for key in ("global", "personal", "worst")),
+            f"{row['up'] / 1e6:.1f}",
+        ]
+        for row in ranked
+    ]
+    left = sorted(set(ALGORITHMS) - {row["method"] for row in measured["rows"]})
+    parts += [
+        "## All methods on one split",
+        f"{measured['about']}; every method with its settings of its own at their defaults, but: {measured['but']}",
+        table(head, rows),
+        "global: one model on the pooled test set, mean of the last five looks. personal: every client's own model on "
+        "its own test images after local training (fine-tuned where the method says so). "
+        f"Not measured here: {', '.join(left)}.",
+        "A quick look with one seed at an easy data set and a tiny network: it shows that methods do what they should, "
+        "and which ones need their settings tuned, no ranking. The same at home:",
+        f"```bash\n{measured['command']}\n```",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+
+
+def measured_in(folder: Path) -> dict[str, Any]:
+    """What measured.json holds, from a finished `fedlens compare`."""
+    (rows,) = json.loads((folder / "compare.json").read_text())["settings"].values()
+    kept = json.loads((DOCS / "measured.json").read_text("utf-8"))
+    kept["rows"] = [
+        {
+            "method": row["method"],
+            "global": row["global_last"],
+            "personal": row["personal_after"] if row["fine-tuned"] is None else row["fine-tuned"],
+            "worst": row["clients_worst_decile"],
+            "up": row["bytes_up"],
+        }
+        for row in rows
+        if row["seeds"]
+    ]
+    return kept
+
+
+def main() -> None:
+    if "--measured" in sys.argv[1:-1]:
+        found = measured_in(Path(sys.argv[-1]))
+        (DOCS / "measured.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    made = cards()
+    stale = [path for path, text in made.items() if not path.exists() or path.read_text("utf-8") != text]
+    stale += [path for path in (DOCS / "methods").glob("*.md") if path not in made]
+    if "--check" in sys.argv[1:]:
+        sys.exit(f"stale, run `python docs/cards.py`: {', '.join(path.name for path in stale)}" if stale else 0)
+    (DOCS / "methods").mkdir(exist_ok=True)
+    for path in stale:
+        path.write_text(made[path], "utf-8") if path in made else path.unlink()
+    print(f"{len(made)} files, {len(stale)} of them written anew")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""Cards of methods are what the code says today, and say it as a reader would find it there."""
+
+import dataclasses
+import importlib.util
+import json
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from fedlens import config
+from fedlens.algorithms import ALGORITHMS
+from fedlens.core.algorithm import Algorithm
+from fedlens.core.fields import Positive, Share
+from fedlens.recommend import known
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def cards():
+    spec = importlib.util.spec_from_file_location("cards_of_methods", ROOT / "docs/cards.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def made(cards):
+    return cards.cards()
+
+
+def test_no_card_is_stale(made):
+    stale = [path.name for path, text in made.items() if not path.exists() or path.read_text("utf-8") != text]
+    assert not stale, "run `python docs/cards.py`"
+    assert {path.stem for path in (ROOT / "docs/methods").glob("*.md")} == set(ALGORITHMS)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_setting_is_on_its_card_as_a_user_types_it(name, made):
+    text = made[ROOT / f"docs/methods/{name}.md"]
+    rows = dict(re.findall(r"^\| `algorithm\.(\w+)` \| (.*?) \|", text, re.MULTILINE))
+    fields = {field.name: field.default for field in dataclasses.fields(ALGORITHMS[name])}
+    assert rows.keys() == fields.keys()
+    for key, shown in rows.items():
+        if not dataclasses.is_dataclass(fields[key]):
+            value = shown.strip("`")
+            value = json.dumps(value) if isinstance(fields[key], str) else value  # a bare `true` is no text in YAML
+            typed = config.read(None, [f"algorithm={name}", f"algorithm.{key}={value}"]).algorithm
+            assert getattr(typed, key) == fields[key], key
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedper", "fedsls", "fedgen", "moon"])
+def test_messages_are_those_that_the_docstring_promises(name, made):
+    """Docstrings are written by hand, messages found by running hooks: two ways to the same names."""
+    text = made[ROOT / f"docs/methods/{name}.md"]
+    kinds = {"fedsls": ["Weigh", "Weighed"]}.get(name, [ALGORITHMS[name].__name__])
+    module = sys.modules[ALGORITHMS[name].__module__]
+    for kind in kinds:
+        says = re.search(r"down: (.*?); up: (.*?)(?:; memory: (.*?))?(?:\n|$)", getattr(module, kind).__doc__)
+        (row,) = re.findall(rf"^\| {kind} \| (.*?) \| (.*?) \| (.*?) \|$", text, re.MULTILINE)
+        for promised, shown in zip(says.groups(), row, strict=True):
+            names = set(re.findall(r"(\w+) \(", shown)) or {"nothing"}
+            own = re.split(", (?:with )?", promised)
+            if "as its base" in own or "what its base remembers" in own:
+                assert {word for word in own if "base" not in word} <= names
+            else:
+                assert set(own) == names
+
+
+def test_results_are_those_of_the_evidence(made):
+    shown = [line for text in made.values() for line in text.splitlines() if "](../../results/" in line]
+    numbers = [(r["source"], 100 * value) for r in known() for kind in ("global", "personal")
+               for name, value in r[kind].items() if name in ALGORITHMS]  # fmt: skip
+    assert len(shown) == len(numbers)
+    for source, value in numbers:
+        assert any(f"| {value:.1f} |" in line and source in line for line in shown)
+    measured = json.loads((ROOT / "docs/measured.json").read_text())
+    assert {row["method"] for row in measured["rows"]} <= set(ALGORITHMS)
+
+
+def test_a_setting_in_words(cards):
+    @dataclass(frozen=True)
+    class Made(Algorithm):
+        share: Share = 0.5  # of what
+        way: Literal["up", "down"] = "up"
+        most: Positive | None = None
+
+    assert cards.knobs(Made).splitlines()[2:] == [
+        "| `algorithm.share` | `0.5` | number ≥ 0 and ≤ 1 | of what |",
+        "| `algorithm.way` | `up` | `up`, `down` |  |",
+        "| `algorithm.most` | none | number > 0 or none |  |",
+        "| `algorithm.server_lr` | `1.0` | number > 0 | of the mean delta |",
+    ]
