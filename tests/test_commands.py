@@ -74,3 +74,9 @@ def test_bench_gives_a_row_for_each_engine(tmp_path):
     engines = {row["engine"]: row for row in found["rows"]}
     assert {"sequential", "central"} <= engines.keys() and all(r["images_per_second"] > 0 for r in engines.values())
     assert engines["sequential"]["over_sequential"] == 1 and (tmp_path / "bars.png").exists()
+
+
+def test_it_says_its_version(tmp_path):
+    from fedlens import __version__
+
+    assert fedlens("--version", cwd=tmp_path) == f"fedlens {__version__}\n"

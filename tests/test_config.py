@@ -503,3 +503,12 @@ def test_own_parts_survive_by_the_name_of_their_class(tmp_path):
     assert sentence(f"algorithm={__name__}:Mine", "algorithm.strenth=2").endswith("did you mean 'algorithm.strength'?")
     with pytest.raises(BadInput, match=r"^algorithm\.strength is 'very', but it should be a valid number$"):
         config.check(Experiment(algorithm=Mine(strength="very")))
+
+
+def test_a_name_that_yaml_takes_for_an_answer():
+    assert config.read(None, ["algorithm=fedsls", "algorithm.target=true"]).algorithm.target == "true"
+
+
+@pytest.mark.parametrize(("word", "whose"), [("local.epochs=2", True), ("local.mu=2", False), ("rounds=2", False)])
+def test_what_is_a_section_of_the_experiment(word, whose):
+    assert config.is_section(word) == whose

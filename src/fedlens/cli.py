@@ -30,6 +30,25 @@ Json = Annotated[bool, typer.Option("--json", help="End with one line of JSON on
 Words = Annotated[list[str] | None, typer.Argument(metavar="[FILE.yaml] [key=value ...]", show_default=False)]
 
 
+def _say_version(asked: bool) -> None:
+    if asked:
+        from . import __version__
+
+        typer.echo(f"fedlens {__version__}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool,
+    typer.Option("--version", callback=_say_version, is_eager=True, help="Say which FedLens this is, and stop."),
+]
+
+
+@app.callback()
+def about(version: Version = False) -> None:
+    pass
+
+
 def _split(words: list[str] | None) -> tuple[str | None, list[str]]:
     from .core.errors import BadInput
 
@@ -639,7 +658,12 @@ def _finite(value: Any) -> Any:
 
 def main() -> None:
     """One clear sentence for everything that can go wrong; the exit code says whose turn it is."""
-    sys.exit(_guarded())
+    try:
+        code = _guarded()
+    except BrokenPipeError:  # whoever read it, such as head, has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 141
+    sys.exit(code)
 
 
 def _guarded() -> int:

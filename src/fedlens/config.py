@@ -177,6 +177,13 @@ def setting(word: str) -> tuple[str, Any]:
     return key, _meant_as(typed, text if value is None and text not in ("null", "~") else value)
 
 
+def is_section(word: str) -> bool:
+    """Whether a word sets a field of one of an experiment's own sections, as local.epochs=2 does."""
+    section, _, name = setting(word)[0].partition(".")
+    kind = _types(Experiment).get(section)
+    return isinstance(kind, type) and dataclasses.is_dataclass(kind) and name in _types(kind)
+
+
 def _canonical(key: str) -> str:
     """What a key is called here; one that other tools call by another name may have fields, too."""
     words = key.split(".")
@@ -378,6 +385,8 @@ def _places() -> list[str]:
 def _scalar(kind: Any, value: Any, path: str) -> Any:
     if isinstance(value, bool) and (typing.get_args(kind) or (kind,))[0] in (int, float):
         raise BadInput(f"{path} is {str(value).lower()}, but it should be a number")
+    if isinstance(value, bool) and str(value).lower() in typing.get_args(kind):
+        return str(value).lower()  # target=true is a name there; YAML takes it for an answer
     try:
         return _adapter(kind).validate_python(value)
     except ValidationError as error:

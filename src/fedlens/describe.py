@@ -47,7 +47,8 @@ def describe(experiment: Experiment, classes: int, channels: int, size: int) -> 
         stage = replace(stage, epochs=0, steps=None, cohort=Everyone())
         job = Job(stage, stage.algorithm.broadcast(server), server.state.get("shared", Tree()), round, at, since, 0)
         replies = engine.run(job, [0, 1])
-        name = type(stage.algorithm).__name__
+        name, before = type(stage.algorithm).__name__, {leaf.stage for leaf in leaves}
+        name = next(n for n in (name, *(f"{name} ({i})" for i in range(2, 99))) if n not in before)
         memory = Tree({k: v for k, v in engine.memories.get(0).items() if k != "seen"})
         trees = {"down": job.download, "shared": job.shared, "up": replies[0].upload, "memory": memory}
         for where, tree in (trees | {"state": server.state}).items():

@@ -75,7 +75,7 @@ def asked(words: Sequence[str]) -> Asked:
     common = []
     for word in (word for word in words if "=" in word):
         whose = max((m for m in methods if word.startswith(f"{m}.")), key=len, default=None)
-        if whose:
+        if whose and not config.is_section(word):  # local.epochs is everyone's, also where the method local is compared
             own[whose].append(f"algorithm.{word.removeprefix(f'{whose}.')}")
             continue
         key = config.setting(word)[0]

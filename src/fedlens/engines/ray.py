@@ -100,7 +100,7 @@ class Owner:
         return len(self._pieces)
 
     def _train(self, order: Any, shared: Any, clients: Sequence[int], versions: Sequence[int | None]) -> Any:
-        import ray
+        import ray  # pyright: ignore[reportMissingImports]
 
         if self._shared[0] != shared[0]:
             self._shared = shared[0], unpack(ray.get(shared[1]), self._device)
@@ -113,7 +113,7 @@ class Owner:
         return [(reply.client, (pack(reply.upload), self._memories.version(reply.client))) for reply in replies]
 
     def _measure(self, weights: Any, pieces: Sequence[int]) -> Any:
-        import ray
+        import ray  # pyright: ignore[reportMissingImports]
 
         tree = unpack(ray.get(weights[1]), self._device)
         return [(piece, (pack(score(self._engine.net, tree, self._pieces[piece])), None)) for piece in pieces]
@@ -303,7 +303,7 @@ def _ray() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # before the import, which reads it
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # or each start warns of what Ray will do one day
     try:
-        import ray
+        import ray  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise BadInput("engine=ray needs another package: pip install 'fedlens[ray]'") from None
     return ray
