@@ -61,6 +61,11 @@ JOBS = (
 )
 
 
+ON_CPU = (  # in a minute or two instead of hours
+    replace(JOBS[0], name="small CNN, 20 clients", clients=20, steps=4),
+    replace(JOBS[1], name="ResNet18, stock stem, 4 clients", clients=4, steps=2, batch=32),
+    replace(JOBS[2], name="ResNet18, 3x3 stem, 4 clients", clients=4, steps=1, batch=16),
+)
 SMALL = (replace(JOBS[0], name="small CNN, 4 clients", clients=4, steps=3, batch=8),)
 
 

@@ -288,12 +288,12 @@ def bench(
     """Images per second of each engine on this machine, beside one model trained centrally on as many images."""
     import torch
 
-    from .bench import JOBS, SMALL, bench, draw
+    from .bench import JOBS, ON_CPU, SMALL, bench, draw
     from .experiment import Experiment
     from .simulate import matmuls, threads
 
     placed = Experiment(device=device).placed()
-    jobs = SMALL if small else JOBS
+    jobs = SMALL if small else ON_CPU if placed.device == "cpu" else JOBS
     with threads(1), matmuls(placed.precision):
         rows = [*bench(jobs, placed.precision, placed.device, placed.workers, repeats)]  # pyright: ignore[reportArgumentType]
     if out:
