@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .core.fields import Positive, Share
 from .core.rng import generator, key
-from .core.run import Engine, Job, Reply
+from .core.run import Around, Engine, Job, Reply
 from .core.tree import Tree
 
 _FLIPPED = 8  # entries of a leaf whose bits are damaged, one bit each
@@ -55,25 +55,17 @@ class Faults:
             yield reply
 
 
-class Faulty:
+class Faulty(Around):
     """Another engine, whose clients and network are not to be relied on. Measurements are spared."""
 
     def __init__(self, engine: Engine, faults: Faults):
-        self.engine, self.faults, self.population = engine, faults, engine.population
+        super().__init__(engine)
+        self.faults = faults
 
     def run(self, job: Job, cohort: Sequence[int]) -> list[Reply]:
         there = [client for client in cohort if not self.faults.befalls("dropout", job, client)]
         replies = sorted(self.engine.run(job, there), key=lambda reply: reply.client) if there else []
         return [sent for reply in replies for sent in self.faults.sent(job, reply)]
-
-    def measure(self, weights: Tree) -> list[Tree]:
-        return self.engine.measure(weights)
-
-    def save(self, round: int) -> None:
-        self.engine.save(round)
-
-    def close(self) -> None:
-        self.engine.close()
 
 
 def _draw(purpose: str, job: Job, client: int) -> torch.Generator:

@@ -74,6 +74,25 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
+class Around:
+    """Another engine, whose answers are changed on their way: a subclass says how in `run`."""
+
+    def __init__(self, engine: Engine):
+        self.engine, self.population = engine, engine.population
+
+    def run(self, job: Job, cohort: Sequence[int]) -> list[Reply]:
+        return self.engine.run(job, cohort)
+
+    def measure(self, weights: Tree) -> list[Tree]:
+        return self.engine.measure(weights)
+
+    def save(self, round: int) -> None:
+        self.engine.save(round)
+
+    def close(self) -> None:
+        self.engine.close()
+
+
 def timetable(recipe: Recipe, plan: Stage) -> list[tuple[Stage, int, int]]:
     """For every round of the run: its stage, its number in the stage, and the round since which memories count."""
     rounds, since = [], 0

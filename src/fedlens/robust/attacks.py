@@ -15,7 +15,7 @@ from ..core.evaluate import pieces, score, total
 from ..core.fields import Count, Number, Positive, Share
 from ..core.network import Network
 from ..core.rng import fold, generator, key, normal
-from ..core.run import Engine, Job, Reply
+from ..core.run import Around, Engine, Job, Reply
 from ..core.tree import Tree
 from .defence import UPDATES
 
@@ -142,11 +142,12 @@ def _own(stored: Tensor | OnHost) -> Tensor:
     return (stored.stored if isinstance(stored, OnHost) else stored).clone()
 
 
-class Hostile:
+class Hostile(Around):
     """An engine some of whose clients forge what they send."""
 
     def __init__(self, engine: Engine, attack: Attack, seed: int):
-        self.engine, self.attack, self.population = engine, attack, engine.population
+        super().__init__(engine)
+        self.attack = attack
         self.attackers = frozenset(attack.attackers(engine.population, seed))
 
     def run(self, job: Job, cohort: Sequence[int]) -> list[Reply]:
@@ -163,15 +164,6 @@ class Hostile:
             if name in reply.upload
         }
         return reply.upload.replace(**changed)
-
-    def measure(self, weights: Tree) -> list[Tree]:
-        return self.engine.measure(weights)
-
-    def save(self, round: int) -> None:
-        self.engine.save(round)
-
-    def close(self) -> None:
-        self.engine.close()
 
 
 ATTACKS = {attack.name: attack for attack in (Backdoor, LabelFlip, Noise, SignFlip)}
