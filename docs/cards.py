@@ -244,8 +244,8 @@ def overview(said: dict[str, dict[str, str]], measured: dict[str, Any]) -> str:
         "its own test images after local training (fine-tuned where the method says so). "
         f"Not measured here: {', '.join(left)}.",
         "A quick look with one seed at an easy data set and a tiny network, and no ranking: the rate, the epochs and "
-        "the clients of a round were chosen such that FedAvg learns in ten rounds, which favours it and what is near it. "
-        "SCAFFOLD, FedNova, FedAU, SPATL and others want settings of their own. The same at home:",
+        "the clients of a round were chosen such that FedAvg learns in ten rounds, which favours it and what is near "
+        "it. SCAFFOLD, FedNova, FedAU, SPATL and others want settings of their own. The same at home:",
         f"```bash\n{measured['command']}\n```",
     ]
     return "\n\n".join(parts) + "\n"
