@@ -52,6 +52,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--data", default="", help="cifar10; mnist5k with --small")
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--steps", type=int, default=0, help="to turn a gradient back: 600, 100 with --small")
     parser.add_argument("--parts", nargs="*", default=["releases", "gradients"], choices=["releases", "gradients"])
     asked = parser.parse_args()
     torch.set_num_threads(1)
@@ -178,9 +179,8 @@ def gradients(asked: argparse.Namespace) -> dict[str, Any]:
         rows: dict[str, Any] = {}
         for name, (recipe, uplink) in SENT.items():
             plan = Stage(None, 1, Everyone(), Sgd(0.1), steps=1, size=size, uplink=uplink)
-            attack = GradientInversion(
-                "cosine", victims=2 if asked.small else 4, steps=100 if asked.small else 600, smoothness=1e-4
-            )
+            steps = asked.steps or (100 if asked.small else 600)
+            attack = GradientInversion("cosine", victims=2 if asked.small else 4, steps=steps, smoothness=1e-4)
             began = time.perf_counter()
             with tempfile.TemporaryDirectory() as folder:
                 transcript, stages = recorded(Path(folder), recipe, plan, net, federation, asked.device)

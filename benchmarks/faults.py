@@ -1,11 +1,11 @@
 """What faults cost: 200 clients, 30 % dropouts, 10 % stragglers, 5 % corrupt replies, 50 rounds; and what checks cost.
 
-python benchmarks/faults.py OUT    (a new folder; about a minute on one core)
+python benchmarks/faults.py OUT [key=value ...]    (a new folder; about a minute on one core; 10 rounds or more)
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 import time
 from pathlib import Path
 from statistics import median
@@ -49,13 +49,13 @@ class Memory(simulate.Nobody):
         self.seen.append(pages * 4096 / 2**20)
 
 
-def rows(out: Path) -> list[str]:
+def rows(out: Path, more: list[str]) -> list[str]:
     lines = ["| run | accuracy, last 10 rounds | missing | late | refused | void | MiB at round 10, 50 | s |"]
     lines += ["|---|---|---|---|---|---|---|---|"]
     for name, words in RUNS.items():
         folder, memory = out / name.replace(" ", "-").replace(",", ""), Memory()
         result = simulate.run(
-            config.read(None, [*SETTINGS, *words, "engine=sequential", f"out={folder}"]), watcher=memory
+            config.read(None, [*SETTINGS, *more, *words, "engine=sequential", f"out={folder}"]), watcher=memory
         )
         counts = " | ".join(str(result.setbacks.get(kind, 0)) for kind in ("missing", "late", "refused", "void"))
         held = f"{memory.seen[9]:.0f}, {memory.seen[-1]:.0f}"
@@ -105,7 +105,9 @@ def timed(work, times: int) -> float:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("python benchmarks/faults.py OUT")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("words", nargs="*", metavar="key=value")
+    asked = parser.parse_args()
     torch.set_num_threads(1)
-    print("\n".join([*rows(Path(sys.argv[1])), "", cost()]))
+    print("\n".join([*rows(asked.out, asked.words), "", cost()]))

@@ -1,6 +1,7 @@
 """A federation of real processes on this machine against the simulator: TLS, node authentication, three SuperNodes.
 
     python benchmarks/federation.py FOLDER [bits] [kill] [strangers] [overhead] [trace]
+    python benchmarks/federation.py FOLDER bits --small                # FedAvg alone: a look
 
 Needs fedlens[flower]; `trace` also strace. Without words: all of them, about twenty minutes on two cores.
 
@@ -24,10 +25,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
 
+import needed
 from fedlens import config
 from fedlens.core.memories import Memories
 from fedlens.core.run import run as run_rounds
@@ -129,11 +132,11 @@ def last_round(run: Path) -> int:
 
 
 # ---- the same bits ---------------------------------------------------------------------------------------------------
-def bits(folder: Path, port: int) -> None:
+def bits(folder: Path, port: int, methods: tuple[str, ...] = tuple(METHODS)) -> None:
     say("method     server's state  simulated  deployed   ledger down, up / MB   Flower out, in / MB")
     with federation(folder / "federation", port) as there:
-        for method, words in METHODS.items():
-            began = time.monotonic()
+        for method in methods:
+            words, began = METHODS[method], time.monotonic()
             expected = simulate(f"{COMMON} rounds=3 {words}", folder / "simulated" / method)
             between = time.monotonic()
             run = deploy(there, f"{COMMON} rounds=3 {words}", folder / "deployed" / method)
@@ -146,8 +149,8 @@ def bits(folder: Path, port: int) -> None:
                 f"{moved[0] / 1e6:14.3f} {moved[1] / 1e6:8.3f}"
             )
     page = folder / "report.html"
-    fedlens("report", *(str(folder / "deployed" / method) for method in METHODS), "--out", str(page))
-    say(f"fedlens report of these six: {page.stat().st_size / 1e6:.1f} MB")
+    fedlens("report", *(str(folder / "deployed" / method) for method in methods), "--out", str(page))
+    say(f"fedlens report of these {len(methods)}: {page.stat().st_size / 1e6:.1f} MB")
 
 
 def megabytes(run: RunFolder) -> str:
@@ -378,12 +381,15 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("trials", nargs="*")
     parser.add_argument("--port", type=int, default=9292)
+    parser.add_argument("--small", action="store_true", help="bits: FedAvg alone")
     asked = parser.parse_args()
+    needed.package("flwr", "'fedlens[flower]'")
+    trials = TRIALS | ({"bits": partial(bits, methods=("fedavg",))} if asked.small else {})
     folder = asked.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    for name in asked.trials or TRIALS:
+    for name in asked.trials or trials:
         say(f"\n# {name}")
-        (traced if name == "traced" else TRIALS[name])(folder, asked.port)  # traced: what `trace` looks at
+        (traced if name == "traced" else trials[name])(folder, asked.port)  # traced: what `trace` looks at
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
 """Recorded lanes against the sequential engine on a GPU, in float64, for every method: run on a machine with CUDA.
 
     python benchmarks/lanes_agree.py
+    python benchmarks/lanes_agree.py --device cpu --methods fedavg scaffold
 
 Kernels of the two paths may sum in another order, so that results agree to rounding, not to the bit; a wrong method is
 off by many orders of magnitude more. The distance to the CPU is shown, not judged: fused kernels read the learning rate
 as float32 on CUDA, which moves it by up to 6e-8, and some methods amplify that on these tiny clients.
 """
 
+import argparse
 import sys
 import time
 from dataclasses import replace
@@ -15,6 +17,7 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+import needed
 from fedlens.algorithms import Scaffold
 from fedlens.core.run import run
 from fedlens.engines.lanes import Lanes
@@ -32,10 +35,15 @@ def gap(a, b) -> float:
 
 
 def main() -> int:
-    device = "cuda"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--methods", nargs="*", choices=RECIPES, metavar="METHOD", help="without it all, and uplinks")
+    asked = parser.parse_args()
+    needed.gpu(device := asked.device)
     torch.backends.cudnn.deterministic = True
     cases = {name: (recipe, PLAN) for name, recipe in RECIPES.items()}
     cases |= {f"scaffold, {name}": (Scaffold(), replace(PLAN, uplink=uplink)) for name, uplink in UPLINKS.items()}
+    cases = {name: case for name, case in cases.items() if asked.methods is None or name in asked.methods}
     wrong = 0
     for name, (recipe, plan) in cases.items():
         found = {}

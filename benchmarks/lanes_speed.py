@@ -1,6 +1,6 @@
 """Recorded lanes on a GPU: images a second over the number of lanes, the ceiling, and a long run with evaluation.
 
-python benchmarks/lanes_speed.py [--long]
+python benchmarks/lanes_speed.py [--long] [--small]
 """
 
 import argparse
@@ -11,8 +11,9 @@ from functools import partial
 
 import torch
 
+import needed
 from fedlens.algorithms import FedAvg
-from fedlens.bench import JOBS, bench, parts, seconds
+from fedlens.bench import JOBS, SMALL, Work, bench, parts, seconds
 from fedlens.core.algorithm import Stage
 from fedlens.core.cohort import Everyone
 from fedlens.core.evaluate import total
@@ -20,19 +21,25 @@ from fedlens.core.optimizer import Sgd
 from fedlens.core.run import run
 from fedlens.engines.lanes import Lanes
 
+PRECISION = {"cuda": "bf16", "cpu": "fp32"}
 
-def lanes_of(work, count):
-    net, federation = parts(work, "bf16", "cuda")
+
+def wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def lanes_of(work, count, device):
+    net, federation = parts(work, PRECISION[device], device)
     return net, Lanes(net, federation, lanes=count)
 
 
-def long_run(rounds: int, every: int = 20) -> float:
-    """Rounds of the ResNet18 job, the pooled test set of 10,000 images looked at now and then."""
+def long_run(work: Work, rounds: int, device: str, every: int = 20) -> float:
+    """Rounds of a job, a pooled test set of 10,000 images looked at now and then."""
     from dataclasses import replace
 
-    work = JOBS[1]
-    net, federation = parts(work, "bf16", "cuda")
-    extra = torch.arange(10_000, device="cuda") % len(federation.data)
+    net, federation = parts(work, PRECISION[device], device)
+    extra = torch.arange(10_000, device=device) % len(federation.data)
     engine = Lanes(net, replace(federation, pool=extra))
     plan = Stage(None, rounds, Everyone(), Sgd(0.01, momentum=0.9), steps=work.steps, size=work.batch)
 
@@ -42,25 +49,25 @@ def long_run(rounds: int, every: int = 20) -> float:
 
     began = time.perf_counter()
     run(FedAvg(), net, engine, plan, observe=look)
-    torch.cuda.synchronize()
+    wait(device)
     spent = time.perf_counter() - began
     engine.close()
     return spent
 
 
-def profile() -> None:
+def profile(jobs: tuple[Work, ...], device: str) -> None:
     """Where the host spends its time."""
     import cProfile
     import pstats
 
-    for work in JOBS[:2]:
+    for work in jobs[:2]:
         watch = cProfile.Profile()
-        net, federation = parts(work, "bf16", "cuda")
+        net, federation = parts(work, PRECISION[device], device)
         engine = Lanes(net, federation)
         plan = Stage(None, 6, Everyone(), Sgd(0.01, momentum=0.9), steps=work.steps, size=work.batch)
 
         def look(server, job, replies, watch=watch):
-            torch.cuda.synchronize()
+            wait(device)
             watch.enable() if server.round == 2 else None
 
         run(FedAvg(), net, engine, plan, observe=look)
@@ -70,27 +77,32 @@ def profile() -> None:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser()
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--long", action="store_true")
     options.add_argument("--sweep", action="store_true")
     options.add_argument("--profile", action="store_true")
+    options.add_argument("--small", action="store_true", help="seconds: a look, no measurement")
+    options.add_argument("--device", default="cuda", choices=PRECISION)
     asked = options.parse_args()
-    print(torch.cuda.get_device_name(), torch.__version__, flush=True)
+    needed.gpu(device := asked.device)
+    jobs, rounds = (SMALL, 20) if asked.small else (JOBS, 2000)
+    print(torch.cuda.get_device_name() if device == "cuda" else "CPU", torch.__version__, flush=True)
     rows = []
-    for row in bench(JOBS, "bf16", "cuda", 1):
+    for row in bench(jobs, PRECISION[device], device, 1):
         rows.append(row)
         print({k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
     if asked.sweep:
-        for work in JOBS:
+        for work in jobs:
             for count in (4, 8, 16, 32, 64, 100):
                 if count <= max(work.clients, 16):
-                    best, first = seconds(work, partial(lanes_of, work, count), "cuda", 3)
+                    best, first = seconds(work, partial(lanes_of, work, count, device), device, 3)
                     speed = f"{work.images / best:,.0f} images/s"
                     print(f"{work.name}: {count} lanes {speed}, first round {first:.1f} s", flush=True)
     if asked.profile:
-        profile()
+        profile(jobs, device)
     if asked.long:
-        print(f"2,000 rounds with evaluation every 20: {long_run(2000):.1f} s", flush=True)
+        work = jobs[:2][-1]  # ResNet18, stock stem
+        print(f"{rounds:,} rounds with evaluation every 20: {long_run(work, rounds, device):.1f} s", flush=True)
     if out := os.environ.get("OUT"):
         with open(f"{out}/speed.json", "w") as file:
             json.dump(rows, file, indent=1)

@@ -6,6 +6,7 @@ Starts `fedlens run` with SCAFFOLD and ResNet20 on CIFAR-10 (data through FEDLEN
 size of its processes; writes memory.csv, memory.png and memory.svg.
 """
 
+import argparse
 import csv
 import subprocess
 import sys
@@ -49,14 +50,20 @@ def rounds_done(log: Path) -> int:
 
 
 def main() -> None:
-    out = Path(sys.argv[1])
-    run = out / "run"
-    command = [sys.executable, "-m", "fedlens", "run", *SETTINGS, *sys.argv[2:], f"out={run}"]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("words", nargs="*", metavar="key=value")
+    parser.add_argument("--every", type=float, default=0.5, help="seconds between two looks")
+    asked = parser.parse_args()
+    out, run = asked.out, asked.out / "run"
+    command = [sys.executable, "-m", "fedlens", "run", *SETTINGS, *asked.words, f"out={run}"]
     process, began, rows = subprocess.Popen(command), time.perf_counter(), []
     while process.poll() is None:
         total = sum(pss(pid) for pid in [process.pid, *children(process.pid)])
         rows.append((time.perf_counter() - began, rounds_done(run / "log.txt"), total / 2**20))
-        time.sleep(0.5)
+        time.sleep(asked.every)
+    if process.returncode:  # it has said why
+        sys.exit(process.returncode)
     with open(out / "memory.csv", "w", newline="") as file:
         csv.writer(file).writerows([("seconds", "rounds", "mib"), *rows])
     draw(rows, out / "memory")
@@ -67,7 +74,6 @@ def main() -> None:
         f"peak {early:.0f} MiB in the first half, {last:.0f} MiB in the second; "
         f"client memories on disk {on_disk:.0f} MiB"
     )
-    sys.exit(process.returncode)
 
 
 def draw(rows: list[tuple[float, int, float]], path: Path) -> None:

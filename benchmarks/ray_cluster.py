@@ -7,6 +7,7 @@ the first; memory is the largest sum of proportional set sizes of all processes,
 while an actor trains. Prints the table of results/ray.md.
 """
 
+import argparse
 import os
 import shutil
 import signal
@@ -19,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import needed
 from fedlens.diff import differences
 from fedlens.runs import RunFolder
 from memory import children, pss, rounds_done
@@ -81,10 +83,10 @@ def kill_node(cluster: Any) -> bool:
     return True
 
 
-def measured(out: Path, name: str, words: list[str], blow: Blow | None = None) -> dict[str, Any]:
+def measured(out: Path, more: list[str], name: str, words: list[str], blow: Blow | None = None) -> dict[str, Any]:
     place = out / name.replace(" ", "-").replace(",", "")
     shutil.rmtree(place, ignore_errors=True)
-    command = [sys.executable, "-m", "fedlens", "run", *SETTINGS, *sys.argv[2:], *words, f"out={place}"]
+    command = [sys.executable, "-m", "fedlens", "run", *SETTINGS, *more, *words, f"out={place}"]
     began, largest = time.perf_counter(), 0
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     while process.poll() is None:
@@ -101,18 +103,23 @@ def measured(out: Path, name: str, words: list[str], blow: Blow | None = None) -
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("words", nargs="*", metavar="key=value")
+    asked = parser.parse_args()
+    needed.package("ray", "'fedlens[ray]'")
     os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="disabled")
-    out = Path(sys.argv[1]).absolute()
+    out, more = asked.out.absolute(), asked.words
     rows = [
-        measured(out, "sequential", ["engine=sequential"]),
-        measured(out, "2 workers", ["engine=workers", "workers=2"]),
-        measured(out, "ray, 2 actors", ["engine=ray", "workers=2"]),
+        measured(out, more, "sequential", ["engine=sequential"]),
+        measured(out, more, "2 workers", ["engine=workers", "workers=2"]),
+        measured(out, more, "ray, 2 actors", ["engine=ray", "workers=2"]),
     ]
     for name in ("ray, two nodes", "ray, an actor killed", "ray, a node killed"):
         with two_nodes() as cluster:
             words = ["engine=ray", "workers=2", f"ray.address={cluster.address}"]
             blow = {"ray, an actor killed": kill_actor, "ray, a node killed": lambda c=cluster: kill_node(c)}.get(name)
-            rows.append(measured(out, name, words, blow))
+            rows.append(measured(out, more, name, words, blow))
     print("| engine | s a round | longest round, s | whole run, s | MiB at most | same bits |\n|" + " --- |" * 6)
     for row in rows:
         same = "yes" if not list(differences(rows[0]["place"], row["place"])) else "NO"

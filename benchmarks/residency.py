@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+import needed
 from fedlens.algorithms import FedAvg
 from fedlens.core.algorithm import Stage
 from fedlens.core.batches import Dataset, Federation
@@ -74,6 +75,7 @@ def main() -> int:
     for name, default in (("images", 20_000), ("side", 64), ("rounds", 5), ("lanes", 4), ("size", 64)):
         words.add_argument(f"--{name}", type=int, default=default)
     asked = words.parse_args()
+    needed.gpu(asked.device)
     torch.set_num_threads(1)
     torch.backends.cudnn.deterministic = True  # so that two runs of the same kernels can be compared bit by bit
     plan = Stage(None, asked.rounds, Everyone(), Sgd(0.01, momentum=0.9), size=asked.size)

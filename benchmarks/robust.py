@@ -1,6 +1,7 @@
 """A fifth of the clients is hostile: every robust rule against the plain mean, on Fashion-MNIST.
 
     python benchmarks/robust.py OUT [--seconds 280]
+    python benchmarks/robust.py OUT --small               # the embedded digits and one round: a look, no measurement
 
 A run a cell, 30 rounds each; after so many seconds it stops between two runs, and the same command goes on. At the end
 the table is printed, and OUT/robust.png drawn. A run takes about half a minute on a free core.
@@ -24,6 +25,7 @@ COMMON = (
     "data=fashion_mnist clients=50 cohort=10 rounds=30 model=cnn2 local.steps=20 local.lr=0.05 local.momentum=0.5 "
     "evaluate.every=3 evaluate.last=3 evaluate.personal=none picture=false engine=sequential device=cpu checkpoint=10"
 )
+SMALL = "data=mnist5k clients=10 rounds=1 local.steps=1 evaluate.every=1"
 RULES = {
     "mean": "",
     "clip": "defences=clip",
@@ -52,12 +54,12 @@ def name(situation: str, rule: str) -> str:
     return f"{situation}-{rule}".replace(",", "").replace(" ", "_")
 
 
-def carried_out(out: Path, situation: str, rule: str) -> None:
+def carried_out(out: Path, situation: str, rule: str, more: str) -> None:
     folder = out / name(situation, rule)
     if (folder / "config.yaml").exists():
         resume(folder)
     else:
-        words = f"{COMMON} {SITUATIONS[situation]} {RULES[rule]}".split()
+        words = f"{COMMON} {SITUATIONS[situation]} {RULES[rule]} {more}".split()
         run(replace(read(words=words), out=str(folder)))
 
 
@@ -109,6 +111,7 @@ def main() -> int:
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("out", type=Path)
     words.add_argument("--seconds", type=float, default=280)
+    words.add_argument("--small", action="store_true")
     asked = words.parse_args()
     torch.set_num_threads(1)
     began = time.monotonic()
@@ -117,7 +120,7 @@ def main() -> int:
         if time.monotonic() - began > asked.seconds:
             print(f"{len(waiting) - number} of {len(CELLS)} runs are left: the same command goes on")
             return 1
-        carried_out(asked.out, *cell)
+        carried_out(asked.out, *cell, SMALL if asked.small else "")
         print(f"{name(*cell)}: accuracy {closing(asked.out, *cell):.1f}", flush=True)
     print(table(asked.out))
     print(picture(asked.out))

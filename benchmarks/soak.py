@@ -6,6 +6,7 @@ Starts `fedlens run` with 2,000 rounds of SCAFFOLD and a small network in two wo
 samples its processes; writes soak.csv, soak.png and soak.svg, and prints means of the second and the last fifth.
 """
 
+import argparse
 import csv
 import subprocess
 import sys
@@ -47,14 +48,18 @@ def sample(pid: int, run: Path) -> tuple[float, ...]:
 
 
 def main() -> None:
-    out = Path(sys.argv[1])
-    run = out / "run"
-    command = [sys.executable, "-m", "fedlens", "run", *SETTINGS, *sys.argv[2:], f"out={run}"]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("words", nargs="*", metavar="key=value")
+    parser.add_argument("--every", type=float, default=2, help="seconds between two looks")
+    asked = parser.parse_args()
+    out, run = asked.out, asked.out / "run"
+    command = [sys.executable, "-m", "fedlens", "run", *SETTINGS, *asked.words, f"out={run}"]
     process, rows = subprocess.Popen(command, stdout=subprocess.DEVNULL), []
     while process.poll() is None:
         if (done := rounds_done(run / "log.txt")) > 0:
             rows.append((done, *sample(process.pid, run)))
-        time.sleep(2)
+        time.sleep(asked.every)
     assert process.returncode == 0
     rows = [row for row in rows[:-1] if row[2]]  # the last may have seen processes that were ending
     with open(out / "soak.csv", "w", newline="") as file:

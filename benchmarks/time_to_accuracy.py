@@ -7,7 +7,7 @@ keep their predictors, so it has no whole global model. Prints the tables of res
 time_to_accuracy.png and .svg. Runs that are there already are gone on with.
 """
 
-import sys
+import argparse
 from pathlib import Path
 
 from fedlens import config, simulate
@@ -78,7 +78,11 @@ def draw(folders: dict[str, RunFolder], timings: dict[str, Timing], profile: str
 
 
 def main() -> None:
-    out, words = Path(sys.argv[1]), sys.argv[2:]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("words", nargs="*", metavar="key=value")
+    asked = parser.parse_args()
+    out, words = asked.out, asked.words
     folders = {}
     for name in METHODS:
         place = out / name

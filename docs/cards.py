@@ -112,7 +112,8 @@ def messages(name: str) -> str:
     model = "PSE's network" if name == "pse" else "the default CNN"
     about = f"Of each client that takes part in a round, for {model} on colour images of 32 pixels, ten classes"
     about += "; shared images are those of a federation of two images." if once else "."
-    return f"{table(head, rows)}\n\n{about} From its own hooks, as `fedlens describe {name}` shows them."
+    network = " --model pse_net" if name == "pse" else ""
+    return f"{table(head, rows)}\n\n{about} From its own hooks, as `fedlens describe {name}{network}` shows them."
 
 
 def contents(leaves: dict[str, int]) -> str:
@@ -198,7 +199,8 @@ def results(name: str, measured: dict[str, Any]) -> str:
                     [measured["about"], kind, *numbers, "[all methods](../methods.md#all-methods-on-one-split)"]
                 )
     if not rows:
-        return f"Nothing yet. `fedlens compare fedavg {name}` measures it on your data."
+        line = " ".join(["fedlens compare fedavg", name, *RUNS.get(name, "").split()])
+        return f"Nothing yet. `{line}` measures it on your data."
     head = ["where", "model", "accuracy, %", "FedAvg there, %", "from"]
     return f"{table(head, rows)}\n\nOne seed shows where to begin, no ranking."
 

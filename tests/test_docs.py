@@ -47,6 +47,10 @@ def commands(text: str) -> list[list[str]]:
 
 
 # ---- stand-ins that take seconds -------------------------------------------------------------------------------------
+def lighter(method: str) -> list[str]:
+    return [part for part in HEAVY.get(method, ()) if part.startswith("algorithm.")]
+
+
 def smaller(words: list[str]) -> list[str]:
     """The words of a fedlens command with less to do."""
     verb, *rest = words
@@ -56,13 +60,16 @@ def smaller(words: list[str]) -> list[str]:
         named = [word.split("=", 1)[1] for word in rest if word.startswith("algorithm=")]
         robust = ("clients=8", "cohort=6") if any(word.startswith("defences=") for word in rest) else ()
         return [verb, *rest, *few, *(HEAVY.get(named[0], ()) if named else ()), *robust]
+    if verb == "describe":
+        return [verb, *rest, *lighter(rest[0])]
     if verb == "bench":
         return [verb, *rest, "--repeats", "1"]
     if verb == "compare" and "--runs" not in rest:
-        place = (
-            [] if any("=" in word for word in rest) else ["--out", "runs/compare-mnist5k"]
-        )  # as if it had no more words
-        return [verb, *rest, *FEW, "evaluate.last=1", "--processes", "1", "--seeds", "1", *place]  # the last one counts
+        # As if it had no more words.
+        place = [] if any("=" in word for word in rest) else ["--out", "runs/compare-mnist5k"]
+        heavy = [part.replace("algorithm.", f"{name}.") for name in rest for part in lighter(name)]
+        # The last one counts.
+        return [verb, *rest, *heavy, *FEW, "evaluate.last=1", "--processes", "1", "--seeds", "1", *place]
     if verb == "reproduce" and rest and "figure" not in rest[0]:
         return [verb, *rest, "--dry-run"]
     if verb == "explain":
@@ -148,13 +155,10 @@ def test_pages_do_what_they_say(page, folder, tmp_path, monkeypatch):
             ran += 1
         elif kind == "bash":
             for words in commands(text):
-                if words[:2] == ["python3", "start.py"]:
-                    continue  # what CI runs: .ci/run
-                if words[0] == "python":
-                    script = ROOT / words[1]
-                    if script.exists() and words[1].startswith("benchmarks/"):
-                        continue  # minutes to hours; what they found is in results/
-                    python(*(str(ROOT / w) if w.startswith("docs/") else w for w in words[1:]), cwd=place)
+                if words[0] in ("python", "python3"):
+                    if (ROOT / words[1]).exists():
+                        continue  # a program of the checkout: test_docs_commands.py
+                    python(*words[1:], cwd=place)
                     ran += 1
                     continue
                 assert Path(words[0]).name == "fedlens", f"{page}: nothing knows how to run {' '.join(words)}"

@@ -42,8 +42,9 @@ def test_every_number_of_the_evidence_is_in_the_file_it_names():
 @pytest.mark.skipif("FEDLENS_DATA" not in os.environ, reason="the skew of real data needs FEDLENS_DATA")
 def test_the_skew_of_the_evidence_is_that_of_its_split():
     for each in known():
-        alpha = each["partition"].rpartition(" ")[2]
-        words = [f"data={each['data']}", f"partition.alpha={alpha}", f"clients={each['clients']}"]
+        partition, key, value = re.fullmatch(r"(\w+), (\w+) (\S+)", each["partition"]).groups()
+        words = [f"data={each['data']}", f"partition={partition}", f"partition.{key}={value}"]
+        words += [f"clients={each['clients']}"]
         numbers, _ = described(config.read(None, words))
         assert numbers == pytest.approx(each["skew"], abs=1e-4)
 
@@ -95,8 +96,8 @@ def test_a_comparison_becomes_evidence(tmp_path):
     assert add(tmp_path / "c", tmp_path / "e.json", "results/new.md") == 1  # in place of what it said before
     [entry] = read((tmp_path / "e.json").read_text(), "e.json")
     rows = {row["method"]: row for row in done.rows("")}
-    assert entry["global"] == {"fedavg": rows["fedavg"]["global_last"]} and entry["seeds"] == 2
-    assert entry["personal"] == {name: row["personal_after"] for name, row in rows.items()}
+    assert entry["global"] == {"fedavg": round(rows["fedavg"]["global_last"], 4)} and entry["seeds"] == 2
+    assert entry["personal"] == {name: round(row["personal_after"], 4) for name, row in rows.items()}
     experiment = config.read(tmp_path / "c" / "fedavg" / "seed0" / "config.yaml")
     assert entry["skew"] == pytest.approx(described(experiment)[0], abs=1e-4)
     assert recommend(experiment, [entry], "personal").advice

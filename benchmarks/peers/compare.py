@@ -1,6 +1,6 @@
 """Seconds a round of FedLens, a tight two-process loop and pfl on one CPU job, in turn, several times.
 
-python benchmarks/peers/compare.py FOLDER [--repeats 5] [--pfl PYTHON]
+python benchmarks/peers/compare.py FOLDER [--repeats 5] [--pfl PYTHON] [--small]
 `--pfl` is the interpreter of an environment with pfl 0.6, whose pins clash with ours. Run it on a quiet machine: each
 line says how many cores others used meanwhile.
 """
@@ -15,7 +15,11 @@ import time
 from pathlib import Path
 
 import job
-import psutil
+
+try:
+    import psutil
+except ImportError:
+    psutil = None
 
 HERE = Path(__file__).parent
 
@@ -68,16 +72,21 @@ def _all_cores():
 
 
 def main():
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--pfl", help="python of an environment with pfl")
+    parser.add_argument("--small", action="store_true", help="a look at the embedded digits, in a folder of its own")
     options = parser.parse_args()
+    if psutil is None:
+        print("this needs psutil, which is not installed: pip install psutil", file=sys.stderr)
+        sys.exit(2)
+    more = job.SMALL if options.small else []
     if not (options.folder / "j1.npz").exists():
-        job.write(options.folder)
+        job.write(options.folder, more)
     folder = str(options.folder)
     commands = {
-        "fedlens": [sys.executable, HERE / "fedlens_job.py", folder],
+        "fedlens": [sys.executable, HERE / "fedlens_job.py", folder, *more],
         "tight": [sys.executable, HERE / "tight.py", folder],
     }
     if options.pfl:

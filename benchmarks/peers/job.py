@@ -15,6 +15,7 @@ WORDS = (
     f"model=cnn_small rounds={ROUNDS} local.batch_size={BATCH} local.lr={RATE} local.momentum={MOMENTUM} "
     f"evaluate.every={LOOK_EVERY} evaluate.personal=none checkpoint=0 picture=false engine=workers workers=2"
 ).split()
+SMALL = ["data=mnist5k", "clients=20", "cohort=2", "partition.min_size=10"]  # a look, no measurement
 
 
 def arrays(folder):
@@ -50,13 +51,13 @@ def say(event, **more):
         log.write(json.dumps({"event": event, "time": time.time(), **more}) + "\n")
 
 
-def write(folder):
+def write(folder, more=()):
     import numpy as np
 
     from fedlens import config
     from fedlens.core.rng import key
 
-    experiment = config.read(words=WORDS)
+    experiment = config.read(words=[*WORDS, *more])
     images = experiment.data.load()
     federation, _ = experiment.federation(images)
     owned = [federation.train[client].numpy() for client in range(experiment.clients)]

@@ -84,7 +84,10 @@ def main(folder):
         backend=SimulatedBackend(training_data=federated, val_data=None, postprocessors=[WeightByDatapoints()]),
         model=model,
         algorithm_params=NNAlgorithmParams(
-            central_num_iterations=ROUNDS, evaluation_frequency=10**6, train_cohort_size=10, val_cohort_size=0
+            central_num_iterations=ROUNDS,
+            evaluation_frequency=10**6,
+            train_cohort_size=job["cohorts"].shape[1],
+            val_cohort_size=0,
         ),
         model_train_params=NNTrainHyperParams(local_batch_size=BATCH, local_num_epochs=1, local_learning_rate=RATE),
         model_eval_params=NNEvalHyperParams(local_batch_size=250),

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -192,7 +192,6 @@ def results_of(folder: Path, source: str) -> list[dict[str, Any]]:
         run = next(run for run in content["runs"] if run["setting"] == setting)
         experiment = config.read(Path(run["run"]) / "config.yaml")
         plain, (numbers, _) = config.plain(experiment), described(experiment)
-        partition = ", ".join(str(v) if k == "is" else f"{k} {v}" for k, v in plain["partition"].items())
         looks = {
             row["method"]: row["fine-tuned"] if row["fine-tuned"] is not None else row["personal_after"] for row in rows
         }
@@ -201,16 +200,24 @@ def results_of(folder: Path, source: str) -> list[dict[str, Any]]:
                 "source": source,
                 "data": plain["data"]["is"],
                 "clients": experiment.clients,
-                "partition": partition,
+                "partition": _told(experiment.partition),
                 "model": plain["model"]["is"],
                 "rounds": experiment.rounds,
                 "seeds": min(len(row["seeds"]) for row in rows),
                 "skew": {name: round(value, 4) for name, value in numbers.items()},
-                "global": {row["method"]: row["global_last"] for row in rows if row["global_last"] is not None},
-                "personal": {method: value for method, value in looks.items() if value is not None},
+                "global": {r["method"]: round(r["global_last"], 4) for r in rows if r["global_last"] is not None},
+                "personal": {method: round(value, 4) for method, value in looks.items() if value is not None},
             }
         )
     return found
+
+
+def _told(partition: Any) -> str:
+    """`dirichlet, alpha 0.1`: its main setting, and others where somebody chose them."""
+    plain, usual = config.plain(partition), config.plain(type(partition)())
+    always = {"is", next((f.name for f in fields(partition) if not f.kw_only), "is")}
+    chosen = {key: value for key, value in plain.items() if key in always or value != usual[key]}
+    return ", ".join(str(value) if key == "is" else f"{key} {value}" for key, value in chosen.items())
 
 
 def add(folder: Path, file: Path, source: str) -> int:
