@@ -2,19 +2,20 @@
 
     python benchmarks/soak.py OUT [key=value ...]
 
-Starts `fedlens run` with 2,000 rounds of SCAFFOLD and a small network in two workers, a checkpoint every 10 rounds, and
-samples its processes; writes soak.csv, soak.png and soak.svg, and prints means of the second and the last fifth.
+Runs 2,000 rounds of SCAFFOLD with a small network in two workers, a checkpoint every 10 rounds, and looks at all
+processes after every 10th round; writes soak.csv, soak.png and soak.svg, and prints means of the second and the last
+fifth.
 """
 
 import argparse
 import csv
-import subprocess
-import sys
-import time
+import os
 from pathlib import Path
 
+from fedlens import config, simulate
+from fedlens.core.errors import BadInput
 from fedlens.report.style import COLOURS, pyplot, save
-from memory import children, pss, rounds_done
+from memory import children, pss
 
 SETTINGS = [
     "algorithm=scaffold",
@@ -30,6 +31,7 @@ SETTINGS = [
     "workers=2",
     "picture=false",
 ]
+LOOKS = 200  # over the whole run
 COLUMNS = ("MiB", "open files", "threads", "files in the run's folder")
 
 
@@ -40,28 +42,35 @@ def count(folder: Path) -> int:
         return 0
 
 
-def sample(pid: int, run: Path) -> tuple[float, ...]:
-    processes = [pid, *children(pid)]
-    size = sum(map(pss, processes)) / 2**20
-    files, threads = (sum(count(Path(f"/proc/{each}/{what}")) for each in processes) for what in ("fd", "task"))
-    return size, files, threads, sum(path.is_file() for path in run.rglob("*"))
+class Looking(simulate.Nobody):
+    """Looks at this process and those it started while they wait for the next round: no pace of theirs outruns it."""
+
+    def __init__(self, run: Path):
+        self.run, self.rows = run, []
+
+    def round(self, progress: simulate.Progress) -> None:
+        if progress.round % max(progress.rounds // LOOKS, 1) == 0:
+            processes = [os.getpid(), *children(os.getpid())]
+            size = sum(map(pss, processes)) / 2**20
+            files, threads = (sum(count(Path(f"/proc/{each}/{what}")) for each in processes) for what in ("fd", "task"))
+            in_folder = sum(path.is_file() for path in self.run.rglob("*"))
+            self.rows.append((progress.round, size, files, threads, in_folder))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("words", nargs="*", metavar="key=value")
-    parser.add_argument("--every", type=float, default=2, help="seconds between two looks")
     asked = parser.parse_args()
-    out, run = asked.out, asked.out / "run"
-    command = [sys.executable, "-m", "fedlens", "run", *SETTINGS, *asked.words, f"out={run}"]
-    process, rows = subprocess.Popen(command, stdout=subprocess.DEVNULL), []
-    while process.poll() is None:
-        if (done := rounds_done(run / "log.txt")) > 0:
-            rows.append((done, *sample(process.pid, run)))
-        time.sleep(asked.every)
-    assert process.returncode == 0
-    rows = [row for row in rows[:-1] if row[2]]  # the last may have seen processes that were ending
+    out, looking = asked.out, Looking(asked.out / "run")
+    try:
+        experiment = config.read(None, [*SETTINGS, *asked.words, f"out={looking.run}"])
+        if experiment.rounds < 5:
+            raise BadInput(f"rounds is {experiment.rounds}, but two fifths of them are compared: 5 or more")
+        simulate.run(experiment, watcher=looking)
+    except BadInput as error:
+        parser.error(str(error))
+    rows = looking.rows
     with open(out / "soak.csv", "w", newline="") as file:
         csv.writer(file).writerows([("round", *COLUMNS), *rows])
     figure, axes = pyplot().subplots(1, len(COLUMNS), figsize=(12, 2.8))

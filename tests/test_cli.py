@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import pty
 import re
@@ -18,20 +19,22 @@ import subprocess
 import sys
 import termios
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from fedlens import cli, config, simulate
-from fedlens.algorithms import ALGORITHMS, FedAvg
+from fedlens.algorithms import ALGORITHMS, FedAvg, FineTuned
 from fedlens.core.algorithm import Algorithm
 from fedlens.core.errors import BadInput, ClientFailed, RunFailed
 from fedlens.core.tree import Tree
 from fedlens.describe import describe
 from fedlens.diff import differences
 from fedlens.experiment import Experiment
+from fedlens.runs import RunFolder
+from fedlens.ui.watch import Watch
 
 COMMAND = [sys.executable, "-m", "fedlens"]
 SMALL = ["clients=4", "cohort=3", "model=mlp", "model.hidden=8", "local.steps=2", "evaluate.personal=none"]
@@ -220,8 +223,32 @@ def test_json_has_no_nan(nursery, tmp_path):
     said = json.loads(ended.out, parse_constant=pytest.fail)
     assert ended.code == 0 and said["loss"] is None
     ended = nursery(*words, "out=b", cwd=tmp_path)
-    assert "note: the loss is nan: training diverged" in ended.out
+    assert "note: the loss is not finite: training diverged" in ended.out
     assert nursery("diff", "a", "b", cwd=tmp_path).code == 0  # the same NaN is the same
+
+
+def test_files_of_a_diverged_run_are_json_that_others_read(nursery, tmp_path):
+    words = [*SMALL[:-2], "engine=sequential", "rounds=4", "local.lr=1e6", "picture=false"]  # with personal models
+    for method in ("fedavg", "fedprox"):
+        assert nursery("run", *words, f"algorithm={method}", f"out=runs/{method}", cwd=tmp_path).code == 0
+    run = tmp_path / "runs" / "fedavg"
+    losses = {row["metric"]: row["value"] for row in RunFolder(run).metrics().to_pylist() if "loss" in row["metric"]}
+    assert list(losses) == ["loss", "loss_mean"] and not any(map(math.isfinite, losses.values()))  # it has diverged
+    assert nursery("compare", "--runs", "runs", "--out", "compared", cwd=tmp_path).code == 0
+    files = [*run.glob("*.json"), tmp_path / "compared" / "compare.json"]
+    said = {file.name: json.loads(file.read_text(), parse_constant=pytest.fail) for file in files}
+    assert said["result.json"]["loss"] is said["result.json"]["personal"]["after"]["loss_mean"] is None
+    assert [row["rank"] for row in said["compare.json"]["settings"][""]] == [1, 2]
+
+    again = nursery("resume", "runs/fedavg", cwd=tmp_path)
+    assert again.code == 0 and "note: the loss is not finite: training diverged" in again.out
+    assert nursery("report", "runs", "--out", "report.html", cwd=tmp_path).code == 0
+    shown = re.search(r'id="report">(.*?)</script>', (tmp_path / "report.html").read_text(), re.S)
+    assert (
+        shown and [one["state"] for one in json.loads(shown[1], parse_constant=pytest.fail)["runs"]] == ["complete"] * 2
+    )
+    listed = {row["name"]: row for row in Watch(tmp_path / "runs").since(0)["runs"]}
+    assert listed["fedavg"]["state"] == "done" and listed["fedavg"]["accuracy"] == said["result.json"]["accuracy"]
 
 
 def test_a_run_from_a_file(finished, nursery, tmp_path):
@@ -272,7 +299,6 @@ def test_diff_says_what_differs_first(finished, nursery, tmp_path):
 def test_diff_sees_a_single_bit(finished, nursery, tmp_path):
     """In a weight, in a memory, in a number of the metrics table; but not in the seconds."""
     from fedlens.core.wire import decode, encode
-    from fedlens.runs import RunFolder
 
     copy = tmp_path / "copy"
     shutil.copytree(finished, copy)
@@ -373,6 +399,25 @@ def test_describe_counts_what_is_handed_out():
     found = describe(config.check(Experiment(algorithm=Handout(), model="mlp")), 10, 3, 4)
     (leaf,) = [leaf for leaf in found if leaf.where == "shared" and leaf.name != "(header)"]
     assert (leaf.name, leaf.shape, leaf.bytes) == ("images", (5, 3, 4, 4), 5 * 3 * 4 * 4 * 4)
+
+
+@dataclass(frozen=True)
+class Busy(FedAvg):
+    """A server that would be long at its aggregate."""
+
+    def aggregate(self, server, uploads):
+        raise AssertionError("the server was asked to aggregate")
+
+
+def test_describe_does_not_wait_for_what_it_does_not_show():
+    """The state that a stage ends with is shown only where another stage begins with it."""
+    usual, busy = (
+        describe(config.check(Experiment(algorithm=algorithm, model="mlp")), 10, 1, 8)
+        for algorithm in (FedAvg(), Busy())
+    )
+    assert [replace(leaf, stage="") for leaf in busy] == [replace(leaf, stage="") for leaf in usual] != []
+    with pytest.raises(AssertionError, match="asked to aggregate"):
+        describe(config.check(Experiment(algorithm=FineTuned(Busy()), model="mlp")), 10, 1, 8)
 
 
 def test_describe_in_words(nursery, tmp_path):
@@ -800,7 +845,7 @@ def test_plain_lines_in_a_dumb_terminal(nursery, tmp_path):
 
 # ---- mistakes in the user's own code ----
 MINE = """
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fedlens.algorithms import Scaffold
 
 @dataclass(frozen=True)

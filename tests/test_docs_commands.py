@@ -198,7 +198,7 @@ QUICK = {  # a look instead of a measurement
     "ray_cluster.py": "clients=4 cohort=4 rounds=5 model=cnn2",
     "residency.py": "--device cpu --images 400 --side 16 --rounds 2 --model cnn2",
     "robust.py": "--small",
-    "soak.py": "rounds=400 --every 0.1",
+    "soak.py": "rounds=40",
     "spatl.py": "--device cpu --models cnn2 --repeats 1 --images 60",
     "time_to_accuracy.py": "rounds=2 clients=4 local.steps=1",
 }

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 import os
 import subprocess
 import sys
@@ -61,6 +62,14 @@ def events(folder):
 def test_tensorboard_reads_what_the_run_measured(tmp_path):
     folder = tracked_run(tmp_path, "tensorboard")
     check(folder, events(folder))
+
+
+@needs("tensorboard")
+def test_a_diverged_run_is_told_without_the_losses_it_has_not(tmp_path):
+    out = tmp_path / "run"
+    simulate.run(config.read(None, [*SMALL, "local.lr=1e30", "track=tensorboard", f"out={out}"]))
+    found = events(RunFolder(out))
+    assert math.isnan(found["loss"][3]) and "personal after/mean" in found and "personal after/loss_mean" not in found
 
 
 class Interrupting(simulate.Nobody):

@@ -632,8 +632,8 @@ def _closing(result: Any, json: bool) -> None:
         return
     from .panel import size
 
-    if result.loss is not None and not math.isfinite(result.loss):
-        print(f"note: the loss is {result.loss}: training diverged, which a lower local.lr or uplink=clip may mend")
+    if result.accuracy is not None and (result.loss is None or not math.isfinite(result.loss)):
+        print("note: the loss is not finite: training diverged, which a lower local.lr or uplink=clip may mend")
     if result.accuracy is not None:
         print(f"accuracy {result.accuracy:.4f} (global model, pooled test set, after {result.rounds} rounds)")
     for name, spread in result.personal.items():
@@ -644,16 +644,9 @@ def _closing(result: Any, json: bool) -> None:
 
 
 def _say_json(value: Any) -> None:
-    print(json_module.dumps(_finite(value)))
+    from .core.strict_json import finite
 
-
-def _finite(value: Any) -> Any:
-    """JSON has no word for the loss of a run that diverged but null."""
-    if isinstance(value, dict):
-        return {name: _finite(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    print(json_module.dumps(finite(value)))
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ import torch
 from .core.algorithm import Server
 from .core.batches import Dataset, Federation
 from .core.cohort import Everyone
-from .core.run import Job, enter, timetable
+from .core.run import Job, decode, enter, timetable
 from .core.tree import Tree
 from .core.wire import header
 from .engines.sequential import Sequential
@@ -40,12 +40,12 @@ def describe(experiment: Experiment, classes: int, channels: int, size: int) -> 
     engine = Sequential(net, Federation(blank, one, one, torch.tensor([0, 1])))
     nothing = Dataset(torch.zeros(0, channels, size, size), torch.zeros(0, dtype=torch.long))  # public data
     server, leaves = Server(net, Tree(), 2, auxiliary=nothing), []
-    for round, (stage, at, since) in enumerate(timetable(experiment.algorithm, replace(experiment.plan, rounds=1))):
-        if at:
-            continue
+    rounds = enumerate(timetable(experiment.algorithm, replace(experiment.plan, rounds=1)))
+    stages = [(round, stage, since) for round, (stage, at, since) in rounds if at == 0]
+    for round, stage, since in stages:
         server = replace(server, state=enter(stage, server), round=round)
         stage = replace(stage, epochs=0, steps=None, cohort=Everyone())
-        job = Job(stage, stage.algorithm.broadcast(server), server.state.get("shared", Tree()), round, at, since, 0)
+        job = Job(stage, stage.algorithm.broadcast(server), server.state.get("shared", Tree()), round, 0, since, 0)
         replies = engine.run(job, [0, 1])
         name, before = type(stage.algorithm).__name__, {leaf.stage for leaf in leaves}
         name = next(n for n in (name, *(f"{name} ({i})" for i in range(2, 99))) if n not in before)
@@ -55,9 +55,9 @@ def describe(experiment: Experiment, classes: int, channels: int, size: int) -> 
             leaves += [Leaf(name, where, path, tuple(t.shape), str(t.dtype)[6:], t.nbytes) for path, t in tree.paths()]
             if where in ("down", "up") or (where == "shared" and tree):
                 leaves.append(Leaf(name, where, "(header)", (), "", len(header(tree))))
-        uploads = [reply.upload for reply in replies]
-        for transform in reversed(stage.uplink):
-            uploads = [transform.decode(server, upload) for upload in uploads]
+        if round == stages[-1][0]:
+            break  # nothing described comes after it, and a server can be long at its aggregate (FedFTG)
+        uploads = [decode(server, stage, reply.upload) for reply in replies]
         server = replace(server, state=stage.algorithm.aggregate(server, uploads))
     return leaves
 

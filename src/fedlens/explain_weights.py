@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from .attribution.gallery import as_picture, coloured
 from .attribution.similarity import rank_correlation
 from .core.batches import Shard
 from .core.errors import BadInput
-from .core.memories import write_whole
+from .core.strict_json import write_json
 from .experiment import Experiment
 from .explain import spread
 from .explain_rounds import models
@@ -59,7 +58,7 @@ def explain_weights(
         numbers[f"agreement of {name}"] = {"names": list(maps), "rank_correlation": matrix.tolist()}
     figure.tight_layout()
     drawn.insert(0, save(figure, chart))
-    write_whole(chart.with_suffix(".json"), (json.dumps(numbers, indent=1) + "\n").encode())
+    write_json(chart.with_suffix(".json"), numbers)
     return drawn
 
 

@@ -23,7 +23,7 @@ from typing import Any, Literal
 from . import config
 from .algorithms import ALGORITHMS
 from .core.errors import BadInput
-from .core.memories import write_whole
+from .core.strict_json import write_json
 from .data import skew
 from .describe import describe
 from .experiment import Experiment
@@ -225,5 +225,5 @@ def add(folder: Path, file: Path, source: str) -> int:
     before = read(file.read_text(), str(file)) if file.exists() else []
     new = results_of(folder, source)
     kept = [result for result in before if result["source"] != source]
-    write_whole(file, (json.dumps({"format": 1, "results": [*kept, *new]}, indent=1) + "\n").encode())
+    write_json(file, {"format": 1, "results": [*kept, *new]})
     return len(new)

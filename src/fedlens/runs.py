@@ -11,7 +11,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -24,6 +24,7 @@ from . import __version__, tables
 from .core.errors import BadInput
 from .core.ledger import Ledger
 from .core.memories import Memories, prune, write_whole
+from .core.strict_json import write_json
 from .core.tree import Tree
 from .core.wire import decode, encode
 from .data import Images, Split
@@ -93,7 +94,7 @@ class RunFolder:
         write_whole(self.config, config.encode())
 
     def write_json(self, name: str, value: Any) -> None:
-        write_whole(self.path / name, (json.dumps(value, indent=1) + "\n").encode())
+        write_json(self.path / name, value)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -127,8 +128,11 @@ class RunFolder:
         return {client: store.get(client) for client in store}
 
     # ---- checkpoints ----
-    def save(self, checkpoint: Checkpoint, keep: int = 0) -> None:
-        """The manifest is written last: a checkpoint without one does not exist. Every `keep` rounds one stays."""
+    def save(self, checkpoint: Checkpoint, keep: int = 0, ends: Collection[int] = ()) -> None:
+        """The manifest is written last: a checkpoint without one does not exist.
+
+        One stays every `keep` rounds, and after each round of `ends`.
+        """
         common = checkpoint.state.get("shared", Tree())
         changing = Tree({part: value for part, value in checkpoint.state.items() if part != "shared"})
         name, data = f"{checkpoint.round:06d}", encode(Tree(state=changing))
@@ -144,7 +148,7 @@ class RunFolder:
         write_whole(self.checkpoints / f"{name}.safetensors", data, durable=True)
         write_whole(self.checkpoints / f"{name}.json", json.dumps(manifest).encode(), durable=True)
         rounds = self.rounds()
-        stay = [round for round in rounds[:-_KEPT] if keep and round % keep == 0]
+        stay = [round for round in rounds[:-_KEPT] if round in ends or (keep and round % keep == 0)]
         for round in rounds[:-_KEPT]:
             for kind in ("json", "safetensors") if round not in stay else ():
                 (self.checkpoints / f"{round:06d}.{kind}").unlink(missing_ok=True)
@@ -159,6 +163,11 @@ class RunFolder:
             if not (file := self._shared_file(self._shared[1])).exists():
                 write_whole(file, data, durable=True)
         return self._shared[1]
+
+    def common_payload(self, round: int) -> list[Path]:
+        """The file beside this round's checkpoint that others may need, too, if it has one."""
+        digest = self._json(f"checkpoints/{round:06d}.json")["shared"]
+        return [self._shared_file(digest)] if digest else []
 
     def _shared_file(self, digest: str) -> Path:
         return self.checkpoints / f"shared-{digest[:16]}.safetensors"
@@ -242,6 +251,10 @@ def config_hash(config: dict[str, Any]) -> str:
     return _digest(json.dumps(science, sort_keys=True).encode())
 
 
+def device_name(device: str) -> str:
+    return torch.cuda.get_device_name() if device.startswith("cuda") else "CPU"
+
+
 def passport(experiment: Experiment, config: dict[str, Any], images: Images, split: Split) -> dict[str, Any]:
     """Who this run is: enough to defend a number, or to find out why two differ."""
     return {
@@ -255,7 +268,7 @@ def passport(experiment: Experiment, config: dict[str, Any], images: Images, spl
         "python": platform.python_version(),
         "machine": {"system": platform.system(), "processor": _processor(), "cores": os.cpu_count()},
         "device": experiment.device,
-        "device_name": torch.cuda.get_device_name() if experiment.device.startswith("cuda") else "CPU",
+        "device_name": device_name(experiment.device),
         "precision": experiment.precision,
         "threads_per_process": 1,
         "engine": experiment.engine,

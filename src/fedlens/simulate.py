@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,6 +16,7 @@ import torch
 
 from . import config
 from .audit.transcript import Recording
+from .beginnings import steps
 from .clock import Clock, time_to
 from .core.algorithm import Server
 from .core.batches import Federation
@@ -49,7 +51,10 @@ from .track import tracked
 
 @dataclass(frozen=True)
 class Result:
-    """How a run ended. `accuracy` and `loss`: the global model on the pooled test set after the last round."""
+    """How a run ended. `accuracy` and `loss`: the global model on the pooled test set after the last round.
+
+    Losses of a run that diverged are not finite; read back from result.json they are None.
+    """
 
     run: str
     accuracy: float | None
@@ -175,16 +180,9 @@ def _same_settings(folder: RunFolder, began: Experiment) -> None:
 
 def _same_path(began: Experiment, now: Experiment, done: int, path: Path) -> None:
     """With another number of rounds, the rounds that are done must have been the same."""
-
-    def steps(experiment: Experiment) -> list[Any]:
-        return [
-            (replace(stage, rounds=0, optimizer=stage.optimizer.at(at, stage.rounds)), at, since)
-            for stage, at, since in experiment.timetable()[:done]
-        ]
-
     if len(now.timetable()) < done:
         raise BadInput(f"rounds is {now.rounds}, but {path} has done {done} already")
-    if steps(began) != steps(now):
+    if steps(began)[:done] != steps(now)[:done]:
         why = "the rounds already done would have been others (a last stage, or a rate that depends on their number)"
         raise BadInput(f"rounds cannot change any more: {why}")
 
@@ -351,7 +349,9 @@ class Recorder:
 
     def __init__(self, folder: RunFolder, experiment: Experiment, engine: Engine, start: Checkpoint, watcher: Watcher):
         self.folder, self.experiment, self.engine, self.watcher = folder, experiment, engine, watcher
-        self.ledger, self.rounds = start.ledger, len(experiment.timetable())
+        self.ledger, stages = start.ledger, [stage for stage, _, _ in experiment.timetable()]
+        self.rounds = len(stages)
+        self.ends = {n for n, (before, after) in enumerate(pairwise(stages), 1) if before is not after}  # of stages
         self.metrics, self.bytes = folder.tables()
         privacy = folder.path / "privacy.json"
         self.disclosure = Disclosure(privacy, experiment.timetable(), experiment.clients, experiment.seed)
@@ -391,12 +391,13 @@ class Recorder:
         asked_to_stop = self._stop.exists()
         stops = asked_to_stop or self.disclosure.overspends(server.round + 1) is not None
         due = any(_due(server.round, every) for every in (self.experiment.checkpoint, self.experiment.keep))
-        if last or stops or due:
+        if last or stops or due or server.round in self.ends:
             self.disclosure.write(server.round, self.folder.write_json)
             self.engine.save(server.round)
             self.metrics.flush()
             self.bytes.flush()
-            self.folder.save(Checkpoint(server.round, server.state, self.ledger, seconds), self.experiment.keep)
+            checkpoint = Checkpoint(server.round, server.state, self.ledger, seconds)
+            self.folder.save(checkpoint, self.experiment.keep, self.ends)
         notes = job.stage.algorithm.notes(replies) if replies else []
         for note in [*notes, *said(server.round, replies), *([full] if full else [])]:
             self.folder.log(f"note: {note}")

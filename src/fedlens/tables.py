@@ -55,6 +55,11 @@ class Table:
         if len(_parts(self.folder)) > _PARTS:
             self.merge()
 
+    def take(self, table: pa.Table, round: int) -> None:
+        """Another run's rows up to this round, as a part of this one."""
+        if (rows := _until(table, round)).num_rows:
+            self._write(rows)
+
     def merge(self) -> None:
         """All parts into one."""
         parts = _drop_covered(_parts(self.folder))
@@ -71,8 +76,7 @@ class Table:
             if last <= round:
                 continue
             if first <= round:
-                table = _read_part(part, self.schema)
-                self._write(table.filter(pa.array([r <= round for r in table["round"].to_pylist()])))
+                self._write(_until(_read_part(part, self.schema), round))
             part.unlink()
 
     def _write(self, table: pa.Table) -> None:
@@ -80,6 +84,10 @@ class Table:
         pq.write_table(table, sink, compression="zstd")
         rounds = table["round"].to_pylist()
         write_whole(self.folder / f"{min(rounds):06d}-{max(rounds):06d}.parquet", sink.getvalue().to_pybytes())
+
+
+def _until(table: pa.Table, round: int) -> pa.Table:
+    return table.filter(pa.array([r <= round for r in table["round"].to_pylist()], pa.bool_()))
 
 
 def read(folder: Path, schema: pa.Schema) -> pa.Table:

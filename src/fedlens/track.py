@@ -156,7 +156,8 @@ def tracked(watcher: Any, experiment: Experiment, folder: Path, round: int) -> I
         yield both
         result = RunFolder(folder).result() or {"personal": {}}
         for model, spread in result["personal"].items():
-            both.log({f"personal {model}/{name}": value for name, value in spread.items()}, result["rounds"])
+            known = {f"personal {model}/{name}": value for name, value in spread.items() if value is not None}
+            both.log(known, result["rounds"])
     finally:
         for tracker in trackers:
             tracker.close()

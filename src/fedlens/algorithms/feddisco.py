@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..core.algorithm import Client, Errand, Recipe
-from ..core.errors import BadInput
 from ..core.fields import NonNegative
 from ..core.tree import Tree
 from ..core.weighting import by_examples
 from ..models.generators import head_shape
 from .fedavg import FedAvg
+from .reweighed import Reweighed, given, reweighed
 
 Discrepancy = Literal["kl", "l1", "l2", "cosine"]
 
@@ -36,16 +36,9 @@ class FedDISCO:
     target: Literal["uniform", "global"] = "uniform"
 
     def stages(self, plan):
-        known = self.target == "uniform"
-        for stage in self.base.stages(replace(plan, weighting=plan.weighting or by_examples)):
-            known = self.target == "uniform" or (known and not stage.fresh)
-            if isinstance(stage.algorithm, Errand) or not stage.rounds:  # nothing is averaged there
-                yield stage
-                continue
-            if not known:
-                yield stage.errand(CountLabels(base=stage.algorithm))
-                stage, known = replace(stage, fresh=False), True
-            yield replace(stage, algorithm=ByDiscrepancy(base=stage.algorithm, by=self))
+        counted = replace(plan, weighting=plan.weighting or by_examples)
+        find = CountLabels() if self.target == "global" else None
+        yield from reweighed(self.base, counted, find, ByDiscrepancy(by=self))
 
 
 @dataclass(frozen=True)
@@ -69,7 +62,7 @@ def label_counts(client: Client) -> Tensor:
 
 
 @dataclass(frozen=True)
-class ByDiscrepancy(Errand):
+class ByDiscrepancy(Reweighed):
     """Training whose weights follow the labels: all else is the base's.
 
     down: as its base, target if that is global; up: as its base, discrepancy; memory: as its base
@@ -77,9 +70,7 @@ class ByDiscrepancy(Errand):
 
     by: FedDISCO = FedDISCO()
 
-    @property
-    def judged(self):  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.base.judged
+    say: ClassVar = "labels have"
 
     def setup(self, server):
         state = self.base.setup(server)
@@ -94,26 +85,15 @@ class ByDiscrepancy(Errand):
         down = self.base.broadcast(server)
         return down if self.by.target == "uniform" else down.replace(target=server.state.target)
 
-    def start(self, client):
-        return self.base.start(client)
-
     def finish(self, client, local):
-        upload, memory = self.base.finish(client, local)
-        if "weight" not in upload:
-            name = type(self.base).__name__.lower()
-            raise BadInput(f"algorithm.base {name} averages nothing by weight, so that labels have no say in it")
+        upload, memory = super().finish(client, local)
         counts = label_counts(client).double()
         target = client.received.get("target", torch.full_like(counts, 1 / len(counts)))
         return upload.replace(discrepancy=discrepancy(self.by.discrepancy, counts, target)), memory
 
     def aggregate(self, server, uploads):
         weights, apart = ([float(upload[name]) for upload in uploads] for name in ("weight", "discrepancy"))
-        counted = weighed(weights, apart, self.by)
-        given = [
-            upload.replace(weight=torch.tensor(weight, dtype=torch.float64))
-            for upload, weight in zip(uploads, counted, strict=True)
-        ]
-        return self.base.aggregate(server, given)
+        return self.base.aggregate(server, given(uploads, weighed(weights, apart, self.by)))
 
     def notes(self, replies):
         return self.base.notes(replies)

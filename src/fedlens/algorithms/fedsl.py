@@ -18,7 +18,8 @@ from ..core.optimizer import Adam
 from ..core.rng import seeded
 from ..core.tree import Tree, grad
 from .fedavg import FedAvg
-from .fedsls import Normalize, Weighed, finite, summed, unusable, weighed, weighting
+from .fedsls import Normalize, Weighed, finite, summed, unusable, weighting
+from .reweighed import reweighed
 
 Factor = Literal[2, 4, 8]
 Down = Literal["avgpool", "bilinear", "autoencoder"]
@@ -40,7 +41,7 @@ class FedSL:
     def stages(self, plan):
         counted = replace(plan, weighting=weighting("fedsl", plan, self.normalize))
         weigh = WeighPixels(f=self.f, down=self.down, epochs=self.epochs)
-        yield from weighed(self.base, counted, weigh, Weighed())
+        yield from reweighed(self.base, counted, weigh, Weighed())
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -15,10 +15,10 @@ from ..core.batches import Shard
 from ..core.errors import BadInput
 from ..core.evaluate import pieces
 from ..core.fields import Number, Share
-from ..core.optimizer import Schedule
 from ..core.run import Reply
 from ..core.tree import Tree
 from .fedavg import FedAvg
+from .reweighed import Reweighed, given, reweighed
 
 Normalize = Literal["sum", "mean"]
 Blend = Literal["samples", "uniform"]
@@ -58,14 +58,9 @@ class FedSLS:
 
     def stages(self, plan):
         training = Weighed(blend=self.blend, blend_with=self.blend_with)
-        yield from weighed(
-            self.base,
-            replace(plan, weighting=weighting("fedsls", plan, self.normalize)),
-            Weigh(by=self),
-            training,
-            epochs=self.pretrain_epochs,
-            every=self.recompute_every,
-        )
+        counted = replace(plan, weighting=weighting("fedsls", plan, self.normalize))
+        how = dict(epochs=self.pretrain_epochs, every=self.recompute_every)
+        yield from reweighed(self.base, counted, Weigh(by=self), training, **how)
 
     def of_images(self, client: Client, weights: Tree, piece: Shard) -> Tensor:
         """[images] R_i: the norms of all layers, tau^l each. Not a number where the network answers none."""
@@ -172,7 +167,7 @@ def weighting(name: str, plan: Stage, normalize: Normalize) -> BySaliency:
 
 
 @dataclass(frozen=True)
-class Weighed(Errand):
+class Weighed(Reweighed):
     """Training whose weights come from saliency: all else is the base's.
 
     down: as its base; up: as its base, examples; memory: saliency, with what its base remembers
@@ -185,26 +180,13 @@ class Weighed(Errand):
     blend_with: Blend = "samples"
 
     unknown: ClassVar = ("weight",)
-
-    @property
-    def judged(self):  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.base.judged
-
-    @property
-    def capturable(self):  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.base.capturable
+    say: ClassVar = "saliency has"
 
     def setup(self, server):
         return super().setup(server).replace(fallbacks=torch.tensor(0))
 
-    def start(self, client):
-        return self.base.start(client)
-
     def finish(self, client, local):
-        upload, memory = self.base.finish(client, local)
-        if "weight" not in upload:
-            name = type(self.base).__name__.lower()
-            raise BadInput(f"algorithm.base {name} averages nothing by weight, so that saliency has no say in it")
+        upload, memory = super().finish(client, local)
         return upload.replace(examples=torch.tensor(client.examples, dtype=torch.float64)), memory
 
     def aggregate(self, server, uploads):
@@ -218,10 +200,7 @@ class Weighed(Errand):
                 (1 - self.blend) * mine + self.blend * theirs
                 for mine, theirs in zip(shares(weights), shares(others), strict=True)
             ]
-        counted = [
-            u.replace(weight=torch.tensor(w, dtype=torch.float64)) for u, w in zip(uploads, weights, strict=True)
-        ]
-        state = self.base.aggregate(server, counted)
+        state = self.base.aggregate(server, given(uploads, weights))
         return state.replace(fallbacks=server.state.fallbacks + fell_back)
 
     def notes(self, replies: Sequence[Reply]) -> list[str]:
@@ -238,45 +217,3 @@ def is_usable(weights: Sequence[float]) -> bool:
 
 def shares(weights: Sequence[float]) -> list[float]:
     return [weight / sum(weights) for weight in weights]
-
-
-# ---- when ------------------------------------------------------------------------------------------------------------
-def weighed(
-    base: Recipe, plan: Stage, weigh: Errand, training: Weighed, *, epochs: int = 0, every: int = 0
-) -> Iterator[Stage]:
-    """The base's stages under saliency weights, which are found where memories begin and `every` so many rounds."""
-    known = False
-    for stage in base.stages(plan):
-        known = known and not stage.fresh
-        if isinstance(stage.algorithm, Errand) or not stage.rounds:  # nothing is averaged there
-            yield stage
-            continue
-        for begin in range(0, stage.rounds, every or stage.rounds):
-            part = _part(stage, begin, every)
-            if every or not known:
-                yield part.errand(replace(weigh, base=stage.algorithm), epochs=epochs)
-                part, known = replace(part, fresh=False), True
-            yield replace(part, algorithm=replace(training, base=stage.algorithm))
-
-
-def _part(stage: Stage, begin: int, every: int) -> Stage:
-    """`every` rounds of a stage, from `begin` on. Parts are equal where the rate is constant: recorded steps serve."""
-    if not every or every >= stage.rounds:
-        return stage
-    optimizer = stage.optimizer
-    if type(optimizer.schedule) is not Schedule:
-        optimizer = replace(optimizer, schedule=Continued(optimizer.schedule, begin, stage.rounds))
-    rounds = min(every, stage.rounds - begin)
-    return replace(stage, rounds=rounds, optimizer=optimizer, fresh=stage.fresh and not begin)
-
-
-@dataclass(frozen=True)
-class Continued(Schedule):
-    """Another schedule from round `begin` of its `rounds` on."""
-
-    schedule: Schedule = Schedule()
-    begin: int = 0
-    rounds: int = 1
-
-    def __call__(self, at, rounds):
-        return self.schedule(self.begin + at, self.rounds)

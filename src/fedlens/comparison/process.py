@@ -11,6 +11,7 @@ import queue
 import sys
 import threading
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any, TextIO
 
 
@@ -41,7 +42,8 @@ def main() -> None:
     os.dup2(2, 1)  # a method of the user's own may print
     for order in _orders():
         try:
-            finish(replace(config.read(None, order["words"]), out=order["out"]), order["where"], told)
+            experiment = replace(config.read(None, order["words"]), out=order["out"])
+            finish(experiment, order["where"], told, among=Path(order["out"]).parents[1])
         except GOES_WRONG as error:
             told.say("failed", why=reason(error))
         else:

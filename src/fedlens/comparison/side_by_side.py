@@ -60,7 +60,9 @@ def carry_out(tasks: Sequence[Task], processes: int, board: Board, after: Callab
         for task in tasks:
             watcher = board.watch(task.name)
             try:
-                finish(replace(config.read(None, task.words), out=str(task.out)), task.where, watcher)
+                finish(
+                    replace(config.read(None, task.words), out=str(task.out)), task.where, watcher, task.out.parents[1]
+                )
             except GOES_WRONG as error:
                 failures[task.name] = reason(error)
             watcher.end(failures.get(task.name, ""))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any, Literal
 
 from ..analysis import fairness
 from ..core.memories import write_whole
+from ..core.strict_json import write_json
 from ..panel import size
 from ..papers.grid import deviation, mean
 from .measured import Compared
@@ -148,11 +148,8 @@ class Comparison:
         table.writeheader()
         table.writerows(rows)
         out.mkdir(parents=True, exist_ok=True)
-        for ending, text in (
-            ("json", json.dumps(self.plain(), indent=1) + "\n"),
-            ("md", self.markdown()),
-            ("csv", lines.getvalue()),
-        ):
+        write_json(out / "compare.json", self.plain())
+        for ending, text in (("md", self.markdown()), ("csv", lines.getvalue())):
             write_whole(out / f"compare.{ending}", text.encode())
 
 

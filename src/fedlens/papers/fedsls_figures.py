@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +17,7 @@ from ..core.errors import BadInput
 from ..core.memories import write_whole
 from ..core.network import Network
 from ..core.rng import generator, key, seeded
+from ..core.strict_json import write_json
 from ..data import DATASETS, Images
 from ..experiment import Experiment, parts
 from ..report import saliency as drawing
@@ -210,5 +210,5 @@ def _setting(experiment: Experiment) -> dict[str, Any]:
 def _note(path: Path, numbers: dict[str, Any]) -> Path:
     beside = path.with_name(path.name + ".json")
     beside.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(beside, (json.dumps(numbers, indent=1) + "\n").encode())
+    write_json(beside, numbers)
     return beside

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,9 +22,9 @@ from ..audit.pictures import likeness
 from ..core.batches import Shard
 from ..core.cohort import Everyone
 from ..core.errors import BadInput
-from ..core.memories import write_whole
 from ..core.network import Network
 from ..core.rng import fold, generator, key
+from ..core.strict_json import write_json
 from ..core.tree import Tree
 from ..experiment import Experiment, parts
 from ..report.audit import grid_of, over_epsilon
@@ -188,9 +187,7 @@ def _beside(path: Path, ending: str) -> Path:
 def _note(path: Path, found: Mapping[str, Any], chance: Mapping[str, Measure]) -> Path:
     """The numbers behind a picture."""
     content = {name: {str(x): _plain(measures) for x, measures in points.items()} for name, points in found.items()}
-    write_whole(
-        path.with_suffix(".json"), (json.dumps({**content, "chance": _plain(chance)}, indent=1) + "\n").encode()
-    )
+    write_json(path.with_suffix(".json"), {**content, "chance": _plain(chance)})
     return path.with_suffix(".json")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import functools
 import io
-import json
 import math
 import re
 import shlex
@@ -17,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from .. import config, simulate
+from ..beginnings import begin_alike
 from ..core.errors import BadInput, RunFailed, nearest
 from ..core.memories import write_whole
+from ..core.strict_json import write_json
 from ..experiment import Experiment
 from ..runs import RunFolder, config_hash
 
@@ -217,13 +218,17 @@ def checked(grid: Grid, rows: Sequence[str], columns: Sequence[str], words: Sequ
 
 def carry_out(cell: Cell, out: Path, words: Sequence[str], seed: int, watcher: simulate.Watcher) -> None:
     """Run one cell, or go on with it."""
-    finish(cell.experiment(out, words, seed), [word for word in words if not decides(_setting(word)[0])], watcher)
+    where = [word for word in words if not decides(_setting(word)[0])]
+    finish(cell.experiment(out, words, seed), where, watcher, among=out)
 
 
-def finish(experiment: Experiment, where: Sequence[str], watcher: simulate.Watcher) -> None:
-    """Run it, or go on with what its folder holds; `where` says on what engine, should it have begun on another."""
+def finish(experiment: Experiment, where: Sequence[str], watcher: simulate.Watcher, among: Path) -> None:
+    """Run it, or go on with what its folder holds, or with a beginning that is the same in another run of `among`.
+
+    `where` says on what engine, should it have begun on another.
+    """
     folder = RunFolder(experiment.out)
-    if not folder.config.exists():
+    if not folder.config.exists() and begin_alike(experiment, among) is None:
         simulate.run(experiment, watcher=watcher)
         return
     same(folder, experiment)
@@ -325,11 +330,8 @@ class Table:
                 {"row": row, "column": column, "seed": seed, "why": why} for (row, column, seed), why in self._failed()
             ],
         }
-        for ending, text in (
-            (".md", self.markdown()),
-            (".csv", lines.getvalue()),
-            (".json", json.dumps(whole, indent=1) + "\n"),
-        ):
+        write_json(path.with_name(f"{path.name}.json"), whole)
+        for ending, text in ((".md", self.markdown()), (".csv", lines.getvalue())):
             write_whole(path.with_name(path.name + ending), text.encode())
 
     def entries(self) -> list[dict[str, Any]]:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from .. import panel
 from ..analysis import OpenedRun, confusion, fairness, judged, training_losses
-from ..core.memories import write_whole
 from ..explain_runs import chosen, side_by_side
 from ..report.clients import accuracy_bars, confusion_matrices, grouped_bars, loss_curves
 from ..report.style import pyplot, save
 from ..runs import RunFolder
 from . import Figure
-from .grid import Grid, carry_out, checked, gather
+from .figure_runs import SEED, finished, note, out_of
+from .grid import Grid, gather
 from .pse import FAIRNESS, tables
 
-SEED, CLIENT = 0, 0  # the paper does not say which client it shows: ours is the first
+CLIENT = 0  # the paper does not say which client it shows: ours is the first
 TASKS = ("cifar10/2", "cifar10/4", "fashion_mnist/3")  # of figure 2; nor which three tasks
 CONVERGENCE = ("cifar10/2", "cifar100/5", "fashion_mnist/4")  # of figure 3
 
@@ -85,28 +82,5 @@ def opened(table: str, rows: Sequence[str], column: str, words: Sequence[str], p
     return {name: OpenedRun.open(run) for name, run in runs.items()}
 
 
-def finished(grid: Grid, rows: Sequence[str], column: str, words: Sequence[str], path: Path) -> dict[str, Path]:
-    """The folders of a table's runs, each carried out first when it is not there."""
-    out, found = out_of(path), {}
-    for cell in checked(grid, rows, [column], words):
-        if SEED not in gather(grid, out, words, [cell]).done[cell.row, cell.column]:
-            with panel.watcher(json=True) as watcher:  # standard output is for the names of files
-                carry_out(cell, out, words, SEED, watcher)
-        found[cell.row] = cell.folder(out, words, SEED)
-    return {row: found[row] for row in rows}
-
-
 def named_table(name: str) -> Grid:
     return next(table for table in tables() if table.name == name)
-
-
-def out_of(path: Path) -> Path:
-    """Figures lie at out/pse/figureN, beside the runs of tables."""
-    return path.parent.parent
-
-
-def note(path: Path, words: Sequence[str], numbers: Mapping[str, Any]) -> Path:
-    """The numbers behind a figure, and what was changed of the tables' protocol."""
-    beside = path.with_name(f"{path.name}.json")
-    write_whole(beside, (json.dumps({"changed": list(words), **numbers}, indent=1) + "\n").encode())
-    return beside

@@ -36,8 +36,8 @@ from ..selection.agent import Situation, first_agent, situation
 from ..selection.pruning import Choice, Costs, ranked
 from ..selection.search import WAVE, Accuracies, search
 from . import Figure
+from .figure_runs import SEED, finished, note, out_of
 from .grid import Grid, decides, gather
-from .pse_figures import SEED, finished, note, out_of
 from .spatl import INFERENCE, TO_80, TRANSFER, SubModel, bytes_to, looks, sub_models, tables
 
 MODEL = "resnet20"  # whose runs are carried out

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from ..core.strict_json import finite
 
 SEEDED = (
     "drawn from the run's seed, so that runs repeat: whoever knows the seed can take the noise off again, so this is a "
@@ -31,12 +32,4 @@ class Statement:
 
     def plain(self) -> dict[str, Any]:
         """For JSON, which has no word for infinity but null."""
-        return _finite(asdict(self))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(name): _finite(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return finite(asdict(self))

@@ -16,6 +16,7 @@ import yaml
 from .. import config
 from ..analysis import LOOKS, fairness
 from ..core.errors import BadInput
+from ..core.strict_json import finite
 from ..runs import RunFolder
 from .gallery import Pictures
 
@@ -261,12 +262,3 @@ def traffic(sent: pa.Table) -> dict[str, dict[str, int]]:
     sums = sent.group_by("kind").aggregate([("payload", "sum"), ("header", "sum")]).to_pylist()
     by = {row["kind"]: {"payload": row["payload_sum"], "header": row["header_sum"]} for row in sums}
     return {kind: by[kind] for kind in sorted(by)}
-
-
-def finite(value: Any) -> Any:
-    """JSON has no word for the loss of a run that diverged but null."""
-    if isinstance(value, Mapping):
-        return {str(key): finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

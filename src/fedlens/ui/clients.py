@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 from .. import tables
 from ..analysis import LOOKS
 from ..core.errors import BadInput, nearest
-from ..report.collect import finite, thinned
+from ..core.strict_json import finite
+from ..report.collect import thinned
 from ..report.gallery import KINDS
 
 PAGE = 25  # clients at a time

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from .. import tables
 from ..analysis import LOOKS
 from ..core.errors import BadInput
+from ..core.strict_json import finite
 from ..report import collect
 from ..report.style import place_of
 from ..simulate import STOP
@@ -212,7 +213,7 @@ class Followed:
         points = self._points()
         judge = next((name for name in MODELS if name in points), "global")
         accuracies = [point[0] for point in points.get(judge, {}).values() if point[0] is not None]
-        return collect.finite(
+        return finite(
             {
                 "generation": self.generation,
                 "read": self.read,
@@ -246,7 +247,7 @@ class Followed:
                 "loss": [points[round][1] for round in rounds],
                 "seconds": [taken.get(round) for round in rounds],
             }
-        return collect.finite({"after": after, "read": self.read, "generation": self.generation, "curves": found})
+        return finite({"after": after, "read": self.read, "generation": self.generation, "curves": found})
 
     def settings(self) -> dict[str, Any]:
         return {name: value for name, value in collect.flat(self._settings).items() if name != "out"}

@@ -24,8 +24,8 @@ from urllib.parse import parse_qs, urlsplit
 
 from .. import __version__
 from ..core.errors import BadInput
+from ..core.strict_json import finite
 from ..report import page as report
-from ..report.collect import finite
 from ..report.style import DASHES
 from ..simulate import STOP
 from . import clients

@@ -1,0 +1,85 @@
+"""Runs that begin alike: what is taken over is what would have been computed."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fedlens import config, simulate
+from fedlens.beginnings import begin_alike
+from fedlens.diff import differences
+from fedlens.papers.grid import finish
+from fedlens.runs import RunFolder
+
+FEW = ("model=cnn2", "clients=4", "cohort=2", "local.steps=1", "engine=sequential", "picture=false", "evaluate.every=1")
+XDS = ("algorithm=fedxds", "algorithm.warmup_rounds=3", "algorithm.warmup_epochs=1", "rounds=3")
+
+
+def asked(out: Path, *words: str):
+    return replace(config.read(None, [*FEW, *words]), out=str(out))
+
+
+def done(out: Path, *words: str) -> RunFolder:
+    simulate.run(asked(out, *words))
+    return RunFolder(out)
+
+
+SCAFFOLD = ("algorithm=scaffold", "rounds=6", "keep=2")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    place = tmp_path_factory.mktemp("runs")
+    done(place / "fedxds", *XDS)
+    done(place / "scaffold", *SCAFFOLD)
+    return place
+
+
+@pytest.mark.parametrize(
+    ("words", "rounds"),
+    [
+        ((*XDS, "algorithm.sparsity=50"), 3),  # the warm-up
+        ((*SCAFFOLD, "rounds=8"), 5),
+    ],
+)
+def test_the_longest_beginning_is_taken_over_to_the_bit(tmp_path, runs, words, rounds):
+    finish(asked(tmp_path / "second", *words), [], simulate.Nobody(), runs)
+    log = (tmp_path / "second" / "log.txt").read_text()
+    assert log.startswith(f"rounds 1 to {rounds} are those of") and f"round {rounds}/" not in log
+    assert not list(differences(tmp_path / "second", done(tmp_path / "alone", *words).path))
+
+
+@pytest.mark.parametrize(
+    ("words", "rounds"),
+    [
+        ((*SCAFFOLD, "rounds=3"), 2),  # the last round of a run has looks of its own
+        ((*SCAFFOLD, "rounds=8", "evaluate.closing=3"), 0),  # other looks
+        ((*XDS, "algorithm.base=scaffold"), 0),
+        ((*XDS, "seed=1"), 0),
+        ((*XDS, "local.lr=0.5"), 0),
+        (("algorithm=fedavg", "rounds=6"), 0),
+        ((*XDS, "algorithm.sparsity=50", "transcript=50"), 0),  # it would lack messages
+    ],
+)
+def test_no_more_than_what_is_the_same(tmp_path, runs, words, rounds):
+    folder = begin_alike(asked(tmp_path / "second", *words), runs)
+    assert (max(folder.rounds()) if folder else 0) == rounds
+
+
+def test_a_run_of_other_code_or_with_a_damaged_checkpoint_is_no_beginning(tmp_path, runs):
+    shutil.copytree(runs / "fedxds", tmp_path / "runs" / "fedxds")
+    donor = RunFolder(tmp_path / "runs" / "fedxds")
+    wish = asked(tmp_path / "runs" / "second", *XDS, "algorithm.sparsity=50")
+    card = donor.passport()
+    donor.write_json("passport.json", {**card, "code": {**card["code"], "sha256": "0"}})
+    assert begin_alike(wish, tmp_path / "runs") is None
+    donor.write_json("passport.json", card)
+    (donor.checkpoints / "000003.safetensors").unlink()
+    assert begin_alike(wish, tmp_path / "runs") is None and not Path(wish.out).exists()
+
+
+def test_the_end_of_a_stage_stays_however_long_the_next_one(tmp_path):
+    words = ("algorithm=finetune", "algorithm.epochs=1", "rounds=2", "checkpoint=1")
+    assert done(tmp_path / "a", *words).rounds() == [2, 3]
+    assert done(tmp_path / "b", *XDS, "rounds=4", "checkpoint=1").rounds() == [3, 4, 7, 8]
