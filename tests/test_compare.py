@@ -367,3 +367,31 @@ def test_the_command_ends_with_one_line_of_json(done, tmp_path, capsys):
     whole = json.loads(capsys.readouterr().out)
     assert whole["complete"] and whole["folder"] == str(tmp_path) and len(whole["settings"][""]) == 2
     assert RunFolder(whole["runs"][0]["run"]).result() is not None and Path(whole["report"]).exists()
+
+
+def test_what_the_server_does_after_the_answers_is_timed_and_shown_where_it_is_much(tmp_path, monkeypatch):
+    """A server that sleeps: that time is its own, and no other's."""
+    words = ("model=cnn2", "clients=4", "cohort=2", "rounds=3", "local.steps=1", "engine=sequential", "picture=false")
+
+    def seconds(name: str, *more: str) -> list[float]:
+        simulate.run(replace(config.read(None, [*words, *more]), out=str(tmp_path / name)))
+        rows = RunFolder(tmp_path / name).metrics().to_pylist()
+        return [row["value"] for row in rows if row["metric"] == "server seconds"]
+
+    quick = seconds("fedavg")
+    for method in ("fedavg", "fedprox"):
+        kind = ALGORITHMS[method]
+
+        def slow(self, server, uploads, usual=kind.aggregate):
+            time.sleep(0.3)
+            return usual(self, server, uploads)
+
+        monkeypatch.setattr(kind, "aggregate", slow)
+    slept = seconds("slow fedavg"), seconds("slow fedprox", "algorithm=fedprox")
+    assert len(quick) == 3 and all(0 <= each < 0.3 for each in quick)
+    assert all(len(each) == 3 and all(0.3 <= one < 1.5 for one in each) for each in slept)
+    assert not list(differences(tmp_path / "fedavg", tmp_path / "slow fedavg"))  # seconds are no difference
+    found = compare_existing([tmp_path / "fedavg", tmp_path / "slow fedprox"])
+    spent = {row["method"]: row["server_seconds"] for row in found.rows("")}
+    assert spent == {"fedavg": pytest.approx(sum(quick)), "fedprox": pytest.approx(sum(slept[1]))}
+    assert "| at the server |" in found.markdown()

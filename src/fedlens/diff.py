@@ -54,7 +54,9 @@ def _bits(leaf: torch.Tensor) -> torch.Tensor:
 
 
 def _untimed(table: pa.Table) -> pa.Table:
-    return table.filter(pa.array([metric != "seconds" for metric in table["metric"].to_pylist()]))
+    return table.filter(
+        pa.array([metric not in ("seconds", "server seconds") for metric in table["metric"].to_pylist()])
+    )
 
 
 def _tables(name: str, a: pa.Table, b: pa.Table) -> Iterator[str]:

@@ -37,6 +37,7 @@ from .engines.allocator import keep_freed_memory
 from .engines.lanes import Lanes
 from .engines.rehearsal import Rehearsal
 from .engines.sequential import Sequential
+from .engines.stopwatch import Timed, moment, seconds_between
 from .engines.worker import Storage
 from .engines.workers import Workers
 from .experiment import Experiment, devices, parts, settled
@@ -214,11 +215,13 @@ def _carry_on(
     with _last_words(folder), threads(1), matmuls(experiment.precision), tracking as watcher:
         net = experiment.network(images).to(experiment.device)
         federation = settled(experiment, federation)
-        engine, attack = _engine(experiment, net, federation, folder, start.round), experiment.attack
+        timed = Timed(_engine(experiment, net, federation, folder, start.round), experiment.device)
+        engine, attack = timed, experiment.attack
         if attack is not None and attack.forges:
             engine = Hostile(engine, attack, experiment.seed)
         try:
             recorder = Recorder(folder, experiment, engine, start, watcher)
+            recorder.timed = timed
             if experiment.devices is not None:
                 sizes = [len(federation.train[i]) for i in range(len(federation.train))]
                 recorder.clock = Clock(experiment, images, sizes, experiment.devices)
@@ -364,11 +367,15 @@ class Recorder:
         self._began = time.perf_counter() - start.seconds
         self._last_round = start.seconds
         self._look: tuple[float, float] | None = None
+        self.timed: Timed | None = None  # what tells how long the server worked
+        self._server: list[tuple[int, Any, Any]] = []  # (round, answers were there, new state was there)
         self.clock: Clock | None = None
         self.check: Check | None = None  # of answers about clients' own models
         self.backdoor: Callable[[Tree], float] | None = None  # of a model: how often attack=backdoor succeeds
 
     def __call__(self, server: Server, job: Job, replies: Answers) -> None:
+        if self.timed is not None:
+            self._server.append((server.round, self.timed.answered, moment(self.experiment.device)))
         received, last = sorted(replies.received, key=lambda reply: reply.client), server.round == self.rounds
         cohort = sorted({reply.client for reply in received})
         entries = self.ledger.book(job, cohort, received, round=server.round)
@@ -394,6 +401,7 @@ class Recorder:
         if last or stops or due or server.round in self.ends:
             self.disclosure.write(server.round, self.folder.write_json)
             self.engine.save(server.round)
+            self._book_server()
             self.metrics.flush()
             self.bytes.flush()
             checkpoint = Checkpoint(server.round, server.state, self.ledger, seconds)
@@ -444,6 +452,12 @@ class Recorder:
                 self.watcher.note(note)
             if replies:
                 self._book_personal(server.round, name, replies)
+
+    def _book_server(self) -> None:
+        """Only now and then: on a GPU it means to wait for all that is queued."""
+        spans = ((round, seconds_between(before, after)) for round, before, after in self._server)
+        self.metrics.add((round, None, "", "", "", "server seconds", seconds) for round, seconds in spans)
+        self._server = []
 
     def _book_personal(self, round: int, name: str, replies: list[Reply]) -> None:
         found = {r.client: r.upload for r in replies if int(r.upload.examples)}

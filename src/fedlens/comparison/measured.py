@@ -37,6 +37,7 @@ class Compared:
     bytes_up: int = 0
     bytes_down: int = 0
     seconds: float = 0.0
+    server_seconds: float | None = None
     simulated_seconds: float | None = None
     curves: Mapping[str, Mapping[str, list[Any]]] = field(default_factory=dict)
     split: str = ""
@@ -85,6 +86,7 @@ def measured(setting: str, method: str, seed: int, path: Path, trouble: str = ""
             bytes_up=_sent(sent, "upload"),
             bytes_down=_sent(sent, "download", "shared"),
             seconds=_total(metrics, "seconds") or 0.0,
+            server_seconds=_total(metrics, "server seconds"),
             simulated_seconds=_total(metrics, "simulated seconds"),
             curves=found,
             split=card["split_hash"],

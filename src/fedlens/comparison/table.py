@@ -20,6 +20,7 @@ from .significance import FEWEST, holm, paired_t, wilcoxon
 
 By = Literal["global", "personal"]
 LEVEL = 0.05
+_NOTABLE = 0.1  # of its seconds that a run spends at the server, from which on that is shown
 _MODELS = {
     "global": "the global model on the pooled test set, mean of the last looks",
     "personal": "each client's own model on its own test images (fine-tuned, or after local training), their mean",
@@ -100,7 +101,8 @@ class Comparison:
             "these trained models and these clients, not of other seeds. Both against the best, after Holm; "
             f"* is below {LEVEL}.",
             f"std and worst 10 %: over clients, by {looks or 'nothing'}. MB: sent by the method in "
-            "a whole run, all clients together. seconds: of a whole run, with its looks, on this machine.",
+            "a whole run, all clients together. seconds: of a whole run, with its looks, on this machine; "
+            "at the server: of these, after clients had answered.",
         ]
         places = sorted({run.place for run in self.runs if run.place})
         if len(places) > 1:
@@ -210,8 +212,8 @@ def _row(runs: Sequence[Compared], by: By) -> dict[str, Any]:
     row |= {f"clients_{name}": mean([one[name] for one in fair]) for name in ("std", "worst_decile", "jain")}
     for name in ("rounds", "bytes_up", "bytes_down", "seconds"):
         row[name] = mean([getattr(run, name) for run in done])
-    simulated = [run.simulated_seconds for run in done if run.simulated_seconds is not None]
-    row["simulated_seconds"] = mean(simulated)
+    for name in ("server_seconds", "simulated_seconds"):
+        row[name] = mean([value for run in done if (value := getattr(run, name)) is not None])
     row["states"] = {str(run.seed): run.state for run in runs}
     return row
 
@@ -249,6 +251,8 @@ def _costs(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[st
     for name, title in {"bytes_up": "up", "bytes_down": "down"}.items():
         text[title] = "–" if row[name] is None else size(row[name])
     text["seconds"] = "–" if row["seconds"] is None else f"{row['seconds']:.1f}"
+    if any((one["server_seconds"] or 0) > _NOTABLE * (one["seconds"] or 1) for one in rows):
+        text["at the server"] = "–" if row["server_seconds"] is None else f"{row['server_seconds']:.1f}"
     if any(one["simulated_seconds"] is not None for one in rows):
         text["on devices, s"] = "–" if row["simulated_seconds"] is None else f"{row['simulated_seconds']:.0f}"
     return text
