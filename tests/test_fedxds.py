@@ -664,3 +664,9 @@ def test_the_shared_payload_is_stored_once(tmp_path):
     next(folder.checkpoints.glob("shared-*")).write_bytes(b"nothing")
     with pytest.raises(BadInput, match="checksum"):
         RunFolder(tmp_path).load()
+
+
+@pytest.mark.parametrize("accounting", ["paper", "metric", "bounded"])
+def test_images_without_noise_are_promised_nothing(accounting):
+    said = FedXDS(accounting=accounting, mask_source="class", sigma=0.0, sparsity=0).statement()
+    assert (said.epsilon, said.holds, said.because) == (None, False, "there is no noise")

@@ -213,6 +213,8 @@ class FedXDS:
     def _metric(self) -> tuple[str, str, float | None, str]:
         adjacency = "an image is replaced by one at Euclidean distance d: the budget is epsilon times d"
         sensitivity = "d: neither a mask that is fixed beforehand nor clipping moves two images apart"
+        if not self.noise:
+            return adjacency, sensitivity, None, "there is no noise"
         farthest = 1e6 if self.clip_norm is None else 2 * self.clip_norm
         if not self.is_mask_fixed and self.mask_epsilon is None:
             sensitivity += "; the paper claims it of every mask"
@@ -293,9 +295,12 @@ class Exchange(Errand):
     def notes(self, replies):
         by, said = self.by, self.by.statement()
         images = sum(len(reply.upload.y) for reply in replies)
-        promise = "no privacy" if said.epsilon is None else f"epsilon {said.epsilon:g}, delta {said.delta:g}"
         verdict = "which holds" if said.holds else f"which does not hold, since {said.because}"
-        notes = [f"{images} images shared with noise {by.noise:.4g}; stated: {promise}, {verdict} (privacy.json)"]
+        if said.epsilon is None:
+            promise = f"no privacy is stated, since {said.because}"
+        else:
+            promise = f"stated: epsilon {said.epsilon:g}, delta {said.delta:g}, {verdict}"
+        notes = [f"{images} images shared with noise {by.noise:.4g}; {promise} (privacy.json)"]
         if by.mask_epsilon is not None and not by.is_mask_fixed:
             pixels = math.prod(replies[0].upload.x.shape[2:])
             masks = whole_mask_epsilon(by.mask_epsilon, kept(pixels, drop=by.sparsity), pixels)
