@@ -116,8 +116,9 @@ def test_goes_on_after_an_interruption_to_the_same_bits(done, tmp_path):
     run = "tiny/table/fedavg-skewed-1/seed0"
     assert RunFolder(tmp_path / run).result() is None and RunFolder(tmp_path / run).load()[0].round == 1
     assert gather(GRID, tmp_path, ()).entries()[0]["mean"] is None
+    assert "- Begun: fedavg, skewed/1, seed 0: 1 of 2 rounds are saved." in gather(GRID, tmp_path, ()).markdown()
     table = run_all(GRID, tmp_path, **which)
-    assert list(differences(tmp_path / run, done[0] / run)) == []
+    assert list(differences(tmp_path / run, done[0] / run)) == [] and "Begun" not in table.markdown()
     assert table.entries()[0]["mean"] == RunFolder(done[0] / run).result()["accuracy_last"] * 100
 
 

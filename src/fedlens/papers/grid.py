@@ -269,10 +269,11 @@ def gather(grid: Grid, out: Path, words: Sequence[str], asked: Sequence[Cell] = 
     """All that is finished under this protocol, whoever ran it."""
     cells = [cell for cell in grid.cells() if _fits(cell, words)]
     done = {(cell.row, cell.column): dict(_finished(cell, out, words)) for cell in cells}
+    begun = {(cell.row, cell.column, seed): said for cell in cells for seed, said in _begun(cell, out, words)}
     shown = [cell for cell in cells if done[cell.row, cell.column] or cell in asked]
     changed = {change for cell in cells for change in cell.changes(words)}
     lacking = {word for column in grid.columns.values() for word in column.instead}
-    return Table(grid, tagged(grid.name, sorted(changed - lacking)), tuple(words), shown or cells, done)
+    return Table(grid, tagged(grid.name, sorted(changed - lacking)), tuple(words), shown or cells, done, begun)
 
 
 def _fits(cell: Cell, words: Sequence[str]) -> bool:
@@ -284,19 +285,32 @@ def _fits(cell: Cell, words: Sequence[str]) -> bool:
 
 
 def _finished(cell: Cell, out: Path, words: Sequence[str]) -> Iterator[tuple[int, Done]]:
-    home = cell.folder(out, words, 0).parent
-    for path in sorted(home.glob("seed*"), key=lambda path: (len(path.name), path.name)):
-        seed, folder = path.name.removeprefix("seed"), RunFolder(path)
-        if not seed.isdecimal() or not folder.config.exists() or (result := folder.result()) is None:
+    for seed, folder in _seeds(cell, out, words):
+        if (result := folder.result()) is None:
             continue
         try:
-            stored = same(folder, cell.experiment(out, words, int(seed)))
+            stored = same(folder, cell.experiment(out, words, seed))
         except BadInput:  # said when this cell is asked for
             continue
         if (value := cell.grid.measure(result)) is not None:
-            card = folder.passport()
+            card, path = folder.passport(), str(folder.path.relative_to(out))
             place = f"{card['device_name']}, {card['precision']}"
-            yield int(seed), Done(value, stored.rounds, card["data"]["images"], place, str(path.relative_to(out)))
+            yield seed, Done(value, stored.rounds, card["data"]["images"], place, path)
+
+
+def _begun(cell: Cell, out: Path, words: Sequence[str]) -> Iterator[tuple[int, str]]:
+    for seed, folder in _seeds(cell, out, words):
+        if folder.result() is None:
+            rounds = len(cell.experiment(out, words, seed).timetable())
+            yield seed, f"{max(folder.rounds(), default=0)} of {rounds} rounds are saved"
+
+
+def _seeds(cell: Cell, out: Path, words: Sequence[str]) -> Iterator[tuple[int, RunFolder]]:
+    home = cell.folder(out, words, 0).parent
+    for path in sorted(home.glob("seed*"), key=lambda path: (len(path.name), path.name)):
+        seed, folder = path.name.removeprefix("seed"), RunFolder(path)
+        if seed.isdecimal() and folder.config.exists():
+            yield int(seed), folder
 
 
 # ---- showing ---------------------------------------------------------------------------------------------------------
@@ -309,6 +323,7 @@ class Table:
     words: tuple[str, ...]
     shown: Sequence[Cell]
     done: Mapping[tuple[str, str], Mapping[int, Done]]
+    begun: Mapping[tuple[str, str, int], str] = field(default_factory=dict)
     failures: Mapping[tuple[str, str, int], str] = field(default_factory=dict)
 
     def write(self, out: Path) -> None:
@@ -387,6 +402,9 @@ class Table:
         for said, columns in self._by_column(lambda cell: self._said_of(cell, lambda one: one.place)):
             yield from [f"- Ran on ({columns}): {said}."] if said else []
         yield from (f"- {note}" for note in self.grid.notes)
+        yield from (
+            f"- Begun: {row}, {column}, seed {seed}: {said}." for (row, column, seed), said in self.begun.items()
+        )
         yield from (f"- Failed: {row}, {column}, seed {seed}: {why}." for (row, column, seed), why in self._failed())
 
     def _by_column(self, said: Callable[[Cell], str]) -> Iterator[tuple[str, str]]:
