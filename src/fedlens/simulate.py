@@ -18,7 +18,7 @@ from . import config
 from .audit.transcript import Recording
 from .beginnings import steps
 from .clock import Clock, time_to
-from .core.algorithm import Server
+from .core.algorithm import Errand, Server, Stage
 from .core.batches import Federation
 from .core.check import Check
 from .core.cohort import Everyone
@@ -354,7 +354,7 @@ class Recorder:
         self.folder, self.experiment, self.engine, self.watcher = folder, experiment, engine, watcher
         self.ledger, stages = start.ledger, [stage for stage, _, _ in experiment.timetable()]
         self.rounds = len(stages)
-        self.ends = {n for n, (before, after) in enumerate(pairwise(stages), 1) if before is not after}  # of stages
+        self.ends = {n for n, (a, b) in enumerate(pairwise(stages), 1) if a is not b and trains(a)}  # of stages
         self.metrics, self.bytes = folder.tables()
         privacy = folder.path / "privacy.json"
         self.disclosure = Disclosure(privacy, experiment.timetable(), experiment.clients, experiment.seed)
@@ -476,6 +476,10 @@ class Recorder:
         result = summary(self.folder, self.experiment)
         self.folder.write_json("result.json", result.plain())
         return result
+
+
+def trains(stage: Stage) -> bool:
+    return not isinstance(stage.algorithm, Errand)
 
 
 def setbacks(round: int, answers: Answers) -> Iterator[tuple[Any, ...]]:
