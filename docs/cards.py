@@ -259,10 +259,10 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def measured_in(folder: Path) -> dict[str, Any]:
-    """What measured.json holds, from a finished `fedlens compare`."""
+    """What measured.json holds, with the methods of a finished `fedlens compare` added or anew."""
     (rows,) = json.loads((folder / "compare.json").read_text())["settings"].values()
     kept = json.loads((DOCS / "measured.json").read_text("utf-8"))
-    kept["rows"] = [
+    new = [
         {
             "method": row["method"],
             "global": row["global_last"],
@@ -273,6 +273,9 @@ def measured_in(folder: Path) -> dict[str, Any]:
         for row in rows
         if row["seeds"]
     ]
+    again = {row["method"] for row in new}
+    kept["rows"] = [*(row for row in kept["rows"] if row["method"] not in again), *new]
+    kept["rows"].sort(key=lambda row: -(row["personal"] or 0))
     return kept
 
 
