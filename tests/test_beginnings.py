@@ -83,3 +83,16 @@ def test_the_end_of_a_stage_stays_however_long_the_next_one(tmp_path):
     words = ("algorithm=finetune", "algorithm.epochs=1", "rounds=2", "checkpoint=1")
     assert done(tmp_path / "a", *words).rounds() == [2, 3]
     assert done(tmp_path / "b", *XDS, "rounds=4", "checkpoint=1").rounds() == [3, 7, 8]
+
+
+def test_looks_at_a_model_that_is_thrown_away_do_not_count(tmp_path):
+    """FedXDS's training begins afresh after its warm-up: mean, best and targets are of what came after."""
+    out = done(tmp_path / "runs" / "a", *XDS, "evaluate.last=10", "evaluate.targets=0.01")
+    rows = [row for row in out.metrics().to_pylist() if row["model"] == "global" and row["metric"] == "accuracy"]
+    after = [row["value"] for row in rows if row["round"] > 4]  # 3 of warm-up, and the exchange
+    assert len(rows) == 7 and len(after) == 3
+    result = out.result()
+    assert result["accuracy_last"] == pytest.approx(sum(after) / 3) and result["accuracy_best"] == max(after)
+    assert result["targets"]["0.01"]["round"] == 5
+    kept = done(tmp_path / "runs" / "b", *XDS, "algorithm.continue_from_warmup=true", "evaluate.targets=0.01")
+    assert kept.result()["targets"]["0.01"]["round"] == 1

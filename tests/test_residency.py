@@ -197,6 +197,7 @@ def photos(tmp_path_factory):
 def limited(place, *arguments):
     modules = os.pathsep.join([str(place), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "FEDLENS_CACHE": str(place / "cache"), "PYTHONPATH": modules}
+    environment["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # its own one reserves more than 100 MiB before it needs any
     command = [sys.executable, "-c", SCRIPT, *map(str, arguments)]
     done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -526,10 +526,7 @@ def line(progress: Progress) -> str:
 def summary(folder: RunFolder, experiment: Experiment) -> Result:
     """The result of a complete run, read back from its tables."""
     rows = folder.metrics().to_pylist()
-    curve = {
-        name: [(row["round"], row["value"]) for row in rows if row["model"] == "global" and row["metric"] == name]
-        for name in ("accuracy", "loss", "backdoor")
-    }
+    curve = {name: looks(rows, name, experiment) for name in ("accuracy", "loss", "backdoor")}
     accuracies = [value for _, value in curve["accuracy"]]
     last = accuracies[-experiment.evaluate.last :]
     personal: dict[str, dict[str, float]] = {}
@@ -562,6 +559,13 @@ def summary(folder: RunFolder, experiment: Experiment) -> Result:
         },
         setbacks=dict(kinds),
     )
+
+
+def looks(rows: list[dict[str, Any]], metric: str, experiment: Experiment) -> list[tuple[int, float]]:
+    """(round, value) of the global model, since training last began afresh: a warm-up's model is thrown away."""
+    _, _, since = experiment.timetable()[-1]
+    found = ((row["round"], row["value"]) for row in rows if row["model"] == "global" and row["metric"] == metric)
+    return [(round, value) for round, value in found if round > since]
 
 
 def _reached(

@@ -17,6 +17,7 @@ from ..report.collect import curves, flat, runs_in
 from ..report.figures import personal_accuracies
 from ..report.groups import differing
 from ..runs import RunFolder, config_hash
+from ..simulate import looks
 
 
 @dataclass(frozen=True)
@@ -67,10 +68,8 @@ def measured(setting: str, method: str, seed: int, path: Path, trouble: str = ""
         if result["rounds"] != done:
             raise BadInput(f"its tables end after round {done}, but result.json says {result['rounds']}")
         card, found = folder.passport(), curves(metrics, sent)
-        looks = [
-            row["value"] for row in metrics.to_pylist() if row["model"] == "global" and row["metric"] == "accuracy"
-        ]
-        last = looks[-experiment.evaluate.last :]
+        accuracies = [value for _, value in looks(metrics.to_pylist(), "accuracy", experiment)]
+        last = accuracies[-experiment.evaluate.last :]
         workers = f" x{card['workers']}" if card["engine"] == "workers" else ""
         return Compared(
             setting,
