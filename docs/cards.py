@@ -27,14 +27,12 @@ import yaml
 
 from fedlens import config
 from fedlens.algorithms import ALGORITHMS
-from fedlens.describe import describe
+from fedlens.describe import describe, usual_model
 from fedlens.recommend import known
 
 DOCS = Path(__file__).parent
 MADE = "<!-- made by `python docs/cards.py` from the code, methods.yaml and measured.json: change those -->"
-# What a card's messages are about; a blank federation needs no long training at the server.
-USUAL = ("model=cnn",)
-INSTEAD = {"pse": ("model=pse_net",), "fedftg": ("algorithm.iterations=0",)}
+MODELS = {"cnn": "the default CNN", "pse_net": "PSE's network"}  # what a card's messages are about
 RUNS = {  # what else a method needs before it can run
     "pse": "model=pse_net",
     "fedrep": "local.epochs=5",
@@ -97,8 +95,8 @@ def command(name: str) -> str:
 
 # ---- messages --------------------------------------------------------------------------------------------------------
 def messages(name: str) -> str:
-    words = INSTEAD.get(name, ())
-    experiment = config.read(None, [f"algorithm={name}", *USUAL, *words])
+    model = usual_model(name)
+    experiment = config.read(None, [f"algorithm={name}", f"model={model}"])
     found: dict[str, dict[str, dict[str, int]]] = {}
     for leaf in describe(experiment, classes=10, channels=3, size=32):
         if leaf.name != "(header)":
@@ -109,11 +107,9 @@ def messages(name: str) -> str:
     titles = {"down": "down", "shared": "down, once", "up": "up", "memory": "kept by the client"}
     head = ["part", *(titles[where] for where in columns)]
     rows = [[stage, *(contents(places.get(where, {})) for where in columns)] for stage, places in found.items()]
-    model = "PSE's network" if name == "pse" else "the default CNN"
-    about = f"Of each client that takes part in a round, for {model} on colour images of 32 pixels, ten classes"
+    about = f"Of each client that takes part in a round, for {MODELS[model]} on colour images of 32 pixels, ten classes"
     about += "; shared images are those of a federation of two images." if once else "."
-    network = " --model pse_net" if name == "pse" else ""
-    return f"{table(head, rows)}\n\n{about} From its own hooks, as `fedlens describe {name}{network}` shows them."
+    return f"{table(head, rows)}\n\n{about} From its own hooks, as `fedlens describe {name}` shows them."
 
 
 def contents(leaves: dict[str, int]) -> str:

@@ -426,6 +426,54 @@ def test_describe_in_words(nursery, tmp_path):
     assert "layer4.1.conv2.weight" in ended.out and "…" not in ended.out  # whole names, for grep
 
 
+def test_describe_takes_the_network_that_a_method_needs(nursery, tmp_path):
+    alone, named = (json.loads(nursery("describe", "pse", *more, "--json", cwd=tmp_path).out)
+                    for more in ((), ("--model", "pse_net")))  # fmt: skip
+    assert alone == named and alone["bytes"]["PSE"]["up"] > 0
+
+
+OWN = """
+from fedlens.core.algorithm import Algorithm
+
+class Forgetful(Algorithm):
+    def aggregate(self, server, uploads):
+        return server.state.replace(model=server.state.velocity)
+
+class Early(Algorithm):
+    def setup(self, server):
+        return 1 / 0
+
+class Fine(Algorithm):
+    pass
+"""
+
+
+def test_describe_tries_every_server_hook_of_a_method_of_ones_own(nursery, tmp_path):
+    (tmp_path / "mine.py").write_text(OWN)
+    said = "mine:Forgetful: aggregate failed with AttributeError: no 'velocity' among model (mine.py, line 6)"
+    for name, code, sentence in (
+        ("Forgetful", 2, said),
+        ("Early", 2, "mine:Early: setup failed with ZeroDivisionError: division by zero (mine.py, line 10)"),
+    ):
+        ended = nursery("describe", f"mine:{name}", "--model", "mlp", cwd=tmp_path)
+        assert (ended.code, ended.sentence) == (code, sentence)
+    assert nursery("describe", "mine:Fine", "--model", "mlp", cwd=tmp_path).code == 0
+
+
+def test_keys_are_words_that_make_the_same_experiment(nursery, tmp_path):
+    ended = nursery("run", "--keys", "algorithm=fedprox", cwd=tmp_path)
+    lines, names = ended.out.split("\n\n", 1)
+    assert ended.code == 0 and "algorithm.mu=0.01" in lines and "fedprox" in names and "resnet18" in names
+    words = lines.splitlines()
+    assert config.read(None, words) == config.read(None, ["algorithm=fedprox"]) and not list(tmp_path.glob("runs"))
+
+
+@pytest.mark.parametrize("verb", ["clients", "describe", "compare", "audit"])
+def test_help_has_no_escapes(verb, nursery, tmp_path):
+    said = nursery(verb, "--help", cwd=tmp_path).out
+    assert "\\" not in said and re.search(r"  \[(default|required|x>=)", said)
+
+
 # ---- wrong words ----
 @pytest.mark.parametrize(
     ("words", "sentence"),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -80,3 +81,19 @@ def test_it_says_its_version(tmp_path):
     from fedlens import __version__
 
     assert fedlens("--version", cwd=tmp_path) == f"fedlens {__version__}\n"
+
+
+# ---- clients ---------------------------------------------------------------------------------------------------------
+def test_clients_are_listed_in_percent_the_worst_first(tmp_path):
+    small = ["clients=22", "cohort=2", "model=cnn2", "rounds=1", "local.steps=2", "evaluate.personal=before"]
+    fedlens("run", *small, "engine=sequential", "picture=false", "out=run", cwd=tmp_path)
+    rows = RunFolder(tmp_path / "run").metrics().to_pylist()
+    found = {r["client"]: r["value"] for r in rows if r["client"] is not None and r["metric"] == "accuracy"}
+    said = fedlens("clients", "run", cwd=tmp_path)
+    listed = re.findall(r"^ *(\d+) +(\d+\.\d\d) *$", said, re.MULTILINE)
+    worst = sorted(found, key=lambda client: (found[client], client))[:20]
+    assert [(int(client), value) for client, value in listed] == [(c, f"{100 * found[c]:.2f}") for c in worst]
+    assert f"{100 * sum(found.values()) / 22:.2f}" in said and "and 2 more" in said
+    whole = json.loads(fedlens("clients", "run", "--json", cwd=tmp_path))
+    (accuracies,) = whole["accuracies"].values()
+    assert {int(client): value for client, value in accuracies.items()} == found

@@ -4,6 +4,7 @@ import csv
 import io
 import itertools
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -18,10 +19,12 @@ import pytest
 
 from fedlens import config, simulate
 from fedlens.algorithms import ALGORITHMS
-from fedlens.cli import app
+from fedlens.cli import _print_rows, app
 from fedlens.comparison.board import Board, LiveBoard
 from fedlens.comparison.compare import asked, compare, compare_existing, pictures
+from fedlens.comparison.measured import Compared
 from fedlens.comparison.significance import holm, paired_t, two_sided, wilcoxon
+from fedlens.comparison.table import Comparison
 from fedlens.core.errors import BadInput
 from fedlens.diff import differences
 from fedlens.papers.grid import same
@@ -233,7 +236,68 @@ def test_a_method_that_fails_is_shown_and_the_others_go_on(tmp_path):
         states = {run.method: run.state for run in found.runs}
         assert states == {"fedrep": "failed", "fedavg": "complete", "pse": "failed"} and not found.complete
         assert "pse, seed 0 is failed: " in (out / "compare.md").read_text()
-        assert "attention=self" in (out / "compare.md").read_text()
+        assert " pse.attention=self" in (out / "compare.md").read_text()
+
+
+def test_what_cannot_run_is_found_out_before_anything_is_trained(tmp_path, monkeypatch):
+    """By its server (pse), by its client (fedrep), by a bug of one's own."""
+    (tmp_path / "faulty.py").write_text(
+        "from fedlens.algorithms import FedAvg\n\n\n"
+        "class Faulty(FedAvg):\n    def setup(self, server):\n        return server.nothing\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    began, end = [], Board.changed
+    monkeypatch.setattr(simulate, "run", lambda experiment, watcher: began.append(experiment.out))
+    told = io.StringIO()
+    monkeypatch.setattr(Board, "changed", lambda board, line: (told.write(f"{len(began)} "), end(board, line)))
+    words = ["fedavg", "pse", "fedrep", "faulty:Faulty", "fedprox", *SMALL]
+    compare(asked(words), [0, 1], tmp_path / "out", Board(told), processes=1)
+    assert len(began) == 4 and not any("pse" in out or "fedrep" in out or "Faulty" in out for out in began)
+    lines = [line for line in told.getvalue().splitlines() if "failed" in line]
+    assert len(lines) == 6 and all(re.match(r"(0 )+\[", line) for line in lines), lines  # nothing had begun
+    assert [line for line in lines if "faulty:Faulty seed 0: failed: AttributeError: 'Server'" in line]
+
+
+# ---- how it looks ----------------------------------------------------------------------------------------------------
+def compared(method, seed=0, accuracy=0.5, look="personal after", **more):
+    clients = {look: {client: accuracy + client / 100 for client in range(5)}}
+    numbers = dict(global_last=accuracy, global_end=accuracy, rounds=2, bytes_up=10, bytes_down=10, seconds=1.0)
+    return Compared("", method, seed, Path("x"), "complete", algorithm=method, clients=clients, **numbers | more)
+
+
+def test_equal_results_have_equal_ranks():
+    runs = [compared("b", accuracy=0.3), compared("a", accuracy=0.1 + 0.2), compared("c", accuracy=0.2), compared("d")]
+    rows = Comparison(runs, "global").rows("")
+    assert {row["method"]: row["rank"] for row in rows} == {"d": 1, "a": 2, "b": 2, "c": 4}
+    assert 0.1 + 0.2 != 0.3  # equal but for the last bit
+
+
+def test_what_is_said_is_about_columns_that_are_there():
+    plain = Comparison([compared("fedavg"), compared("fedper", accuracy=0.6)], "global")
+    said = " ".join(plain.said())
+    assert "at the server" not in said and "MB" not in said and "devices" not in said and "p seeds" not in said
+    assert "by personal after." in said and "fine-tuned of" not in said
+    more = dict(server_seconds=0.5, simulated_seconds=9.0, look="fine-tuned")
+    full = Comparison([*plain.runs, compared("fedavg+ft", accuracy=0.7, **more)], "global")
+    said = " ".join(full.said())
+    assert "at the server: of these" in said and "on devices: simulated" in said
+    assert "by personal after, but fine-tuned of fedavg+ft." in said
+    assert all("clients by" not in row for _, *tables in full.tables() for table in tables for row in table)
+
+
+def test_names_of_methods_are_whole_in_a_narrow_terminal(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    names = ["fedavg", "fedprox,mu=0.1,server_lr=0.5", "fedavg+ft"]
+    looks = dict(zip(names, ("personal before", "personal after", "fine-tuned"), strict=True))
+    runs = [compared(name, seed, 0.5 + seed / 50, look=looks[name]) for name in names for seed in range(3)]
+    for _, *tables in Comparison(runs, "global").tables():
+        for table in tables:
+            _print_rows(table)
+            shown = capsys.readouterr().out
+            assert all(name in shown for name in names) and "…" not in shown
+            assert max(map(len, shown.splitlines())) <= 80
+            squeezed = "".join(shown.split())
+            assert all("".join(str(cell).split())[:4] in squeezed for row in table for cell in row.values())
 
 
 # ---- words -----------------------------------------------------------------------------------------------------------

@@ -512,3 +512,65 @@ def test_a_name_that_yaml_takes_for_an_answer():
 @pytest.mark.parametrize(("word", "whose"), [("local.epochs=2", True), ("local.mu=2", False), ("rounds=2", False)])
 def test_what_is_a_section_of_the_experiment(word, whose):
     assert config.is_section(word) == whose
+
+
+# ---- data that lies apart by client ----
+@pytest.fixture
+def sites(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for number in range(6):
+        (tmp_path / "sites" / f"site{number}" / "cat").mkdir(parents=True)
+    (tmp_path / "sites" / ".cache").mkdir()
+    (tmp_path / "few" / "site").mkdir(parents=True)
+    (tmp_path / "two" / "train").mkdir(parents=True)
+    for number in range(2):
+        (tmp_path / "two" / "train" / f"{number}.npz").touch()
+    return ["data=clients_folder", "data.path=sites"]
+
+
+def test_data_that_lies_apart_stays_apart(sites):
+    by_user, usual = PARTITIONS["by_user"], Experiment()
+    found = read(*sites)
+    assert (found.partition, found.clients, found.cohort) == (by_user(), 6, usual.cohort)
+    assert read(*sites, "clients=4") == replace(found, clients=4)
+    assert read(*sites, "partition=by-user") == found == read(*sites, "partition=null")
+    assert read(*sites, "partition.more=merge", "num_clients=4").partition == by_user(more="merge")
+    assert read(*sites, "partition.test=holdout").partition == by_user(test="holdout")
+    pfllib = read("data=pfllib", "data.path=two")
+    assert (pfllib.partition, pfllib.clients, pfllib.cohort) == (by_user(), 2, Everyone())
+    few = ["data=clients_folder", "data.path=few"]
+    assert [read(*few, word).cohort for word in ("cohort=2", "clients=1")] == [Uniform(2), usual.cohort]
+
+
+def test_data_that_lies_apart_is_dealt_anew_when_that_is_asked_for(sites):
+    dirichlet, usual = PARTITIONS["dirichlet"], Experiment()
+    for words, partition in (
+        (["partition=iid"], PARTITIONS["iid"]()),
+        (["alpha=0.1"], dirichlet(alpha=0.1)),
+        (["partition.alpha=0.1", "partition.min_size=1"], dirichlet(alpha=0.1, min_size=1)),
+        (["partition=split.json"], PARTITIONS["file"]("split.json")),
+    ):
+        found = read(*sites, *words)
+        assert (found.partition, found.clients, found.cohort) == (partition, usual.clients, usual.cohort)
+    others = [name for name in DATASETS if name not in ("clients_folder", "pfllib")]
+    assert all(read(f"data={name}").partition == dirichlet() for name in others)
+
+
+def test_data_that_lies_apart_from_a_file_and_back(sites, tmp_path):
+    file = tmp_path / "own.yaml"
+    file.write_text("data: {is: clients_folder, path: sites}\nrounds: 3\n")
+    found = read(file=file)
+    assert found == replace(read(*sites), rounds=3)
+    assert read("partition=iid", file=file).partition == PARTITIONS["iid"]()
+    written = tmp_path / "config.yaml"
+    written.write_text(config.to_yaml(found))
+    (tmp_path / "sites").rename(tmp_path / "elsewhere")
+    assert read(file=written) == found  # what was used is all there; nobody looks at the folders again
+    assert read(*sites).clients == read().clients  # who prepares a deployment need not have the data
+    for there, what in (
+        (False, "but there is no such file or folder"),
+        (True, "which is a file; clients_folder needs"),
+    ):
+        (tmp_path / "sites").touch() if there else None
+        with pytest.raises(BadInput, match=f"data.path is 'sites', {what}"):
+            read(*sites).data.load()

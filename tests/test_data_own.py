@@ -1,21 +1,28 @@
 """What users bring: right work or one clear sentence, and nothing lost."""
 
 import importlib.util
+import json
 import os
 import sys
 import types
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+import yaml
 from PIL import Image
 
+from fedlens import config
 from fedlens.core.errors import BadInput
 from fedlens.data import DATASETS
 from fedlens.data.formats import stratified
 from fedlens.data.hub import Hub
 from fedlens.data.own import ClientsFolder, Folder, Npz
-from fedlens.data.partition import ByUser, Domains
+from fedlens.data.partition import ByUser, Domains, parted_users
 from fedlens.data.sets import Mnist
+from fedlens.data.split import Split
+from fedlens.simulate import run
 
 RANDOM = np.random.default_rng(0)
 
@@ -362,3 +369,150 @@ def test_without_the_library_the_sentence_names_it(monkeypatch):
 @pytest.mark.parametrize("name", DATASETS)
 def test_every_data_set_can_be_made_without_arguments(name):
     assert DATASETS[name]().name == name
+
+
+# ---- nothing is misread in silence ----------------------------------------------------------------------------------
+
+
+def sites(root, counts=(("east", 6), ("north", 9), ("west", 12)), size=40, part=""):
+    """A folder per hospital with the same two classes."""
+    for site, count in counts:
+        fill(root / site / part, ("circle", "square"), count, size)
+
+
+class Listening:
+    def begin(self, experiment, folder, notes, round, rounds):
+        self.experiment, self.notes = experiment, notes
+
+    def round(self, progress):
+        pass
+
+    def note(self, text):
+        pass
+
+
+def ran(*words):
+    heard = Listening()
+    run(config.read(None, [*words, *QUICK]), watcher=heard)
+    return heard
+
+
+QUICK = ["model=cnn_small", "rounds=1", "engine=sequential", "picture=false", "device=cpu", "out=run"]
+READ = "54 images, 2 classes (circle, square), 40 x 40 made 32 x 32 (data.size)"
+
+
+def owner_of_each_image(root):
+    """The files in the order in which they are stored: by site, by class, by name."""
+    return [file.parent.parent.name for file in sorted(root.rglob("*.png"), key=lambda file: file.parts)]
+
+
+def test_sites_stay_clients_where_nothing_else_is_said(tmp_path):
+    sites(tmp_path / "sites")
+    heard = ran("data=clients_folder", "data.path=sites")
+    assert heard.notes == [READ]
+    whose = owner_of_each_image(tmp_path / "sites")
+    dealt = json.loads((tmp_path / "run" / "split.json").read_text())
+    held = [{whose[i] for part in ("train", "test") for i in dealt[part][client]} for client in range(3)]
+    assert held == [{"east"}, {"north"}, {"west"}]
+    used = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert (used["partition"]["is"], used["clients"], used["cohort"]["is"]) == ("by_user", 3, "everyone")
+    assert config.read(tmp_path / "run" / "config.yaml") == heard.experiment
+    from_copy = config.read(None, ["data=clients_folder", "data.path=sites"])
+    assert from_copy.federation(from_copy.data.load())[1].notes == (READ,)  # the second time, nothing is decoded
+
+
+def test_another_partition_of_sites_says_what_is_lost(tmp_path):
+    sites(tmp_path / "sites")
+    words = ["data=clients_folder", "data.path=sites", "clients=3", "cohort=2"]
+    heard = ran(*words, "partition=iid")
+    lost = "the examples of 3 of 3 users were dealt to several clients; partition=by_user keeps each user's together"
+    assert heard.notes == [READ, lost]
+    assert json.loads((tmp_path / "run" / "passport.json").read_text())["split_notes"] == heard.notes
+    again = config.read(None, [*words, "partition=run/split.json"])
+    assert list(again.federation(again.data.load())[1].notes) == heard.notes  # each of them once
+    merged = config.read(None, [*words, "clients=2", "partition.more=merge"])
+    assert merged.federation(merged.data.load())[1].notes == (READ,)  # two sites in one client are whole sites
+
+
+def test_users_that_are_parted_are_counted():
+    np.savez("a.npz", x=pixels(40, 8, 8), y=np.arange(40) % 2)
+    whole = Npz("a.npz", holdout=0).load()
+    images = replace(whole, users=torch.arange(40) // 10)
+    shards = [np.arange(0, 15), np.arange(15, 30), np.arange(30, 40)]  # the second of four is in two shards
+    said = parted_users(images, Split(shards, [shard[:0] for shard in shards]))
+    assert said[0].startswith("the examples of 1 of 4 users were dealt to several clients;")
+    assert not parted_users(whole, Split(shards, []))
+
+
+def test_too_many_clients_of_sites(tmp_path):
+    sites(tmp_path / "sites", size=8)
+    images = ClientsFolder("sites").load()
+    for partition, sentence in (
+        (ByUser(), "clients is 20, but clients_folder has 3 users: set clients=3"),
+        (
+            ByUser(min_size=11),
+            "clients is 20, but clients_folder has 2 users with at least 11 training examples: set clients=2, or lower "
+            "partition.min_size",
+        ),
+    ):
+        with pytest.raises(BadInput) as problem:
+            partition.split(images, 20, 0)
+        assert str(problem.value) == sentence
+
+
+@pytest.mark.parametrize("part", ["", "train"])
+def test_sites_are_not_taken_for_classes(tmp_path, part):
+    sites(tmp_path / "sites", size=8, part=part)
+    below = "in east/circle and north/circle: this looks like a folder for each client, so use data=clients_folder"
+    refused(Folder("sites"), "data.path is 'sites', but its images lie two levels down", below, "partition=by_user")
+    sites(tmp_path / "parts" / "train", size=8)
+    sites(tmp_path / "parts" / "test", size=8)
+    refused(Folder("parts"), below)
+    assert ClientsFolder("sites").load().classes == ("circle", "square")
+    assert Folder("sites", domains=True).load().classes == ("circle", "square")
+
+
+def test_folders_inside_a_class_are_read(tmp_path):
+    for label, patients in (("healthy", ("p1", "p2")), ("ill", ("p3",))):
+        for patient in patients:
+            save(tmp_path / "set" / label / patient / "scan.png", pixels(8, 8, 3))
+    assert Folder("set").load().classes == ("healthy", "ill")
+    for label in ("healthy", "ill"):
+        save(tmp_path / "set" / label / "2024" / "scan.png", pixels(8, 8, 3))
+        save(tmp_path / "set" / label / "scan.png", pixels(8, 8, 3))
+    assert Folder("set").load().classes == ("healthy", "ill")  # as some lie right in their class
+
+
+def test_what_was_read_is_said_in_a_line(tmp_path):
+    fill(tmp_path / "set", count=3, size=40)
+    start = "6 images, 2 classes (cat, dog), "
+    assert Folder("set").load().summary == f"{start}40 x 40 made 32 x 32 (data.size)"
+    assert Folder("set", size=40).load().summary == Folder("set", size=0).load().summary == f"{start}40 x 40"
+    save(tmp_path / "set" / "dog" / "tall.png", pixels(24, 16, 3))
+    cut = "24 x 16 to 40 x 40 cut to their middle square and made 32 x 32 (data.size)"
+    assert Folder("set").load().summary == f"7 images, 2 classes (cat, dog), {cut}"
+    np.savez("many.npz", x=pixels(40, 5, 6), y=np.arange(40) % 12)
+    names = "0, 1, 2, 3, 4, 5, 6, 7, 8, 9, ..."
+    assert Npz("many.npz").load().summary == f"40 images, 12 classes ({names}), 5 x 6"
+
+
+def test_only_data_of_ones_own_is_told():
+    np.savez("a.npz", x=pixels(60, 8, 8), y=np.arange(60) % 2)
+    own, known = (config.read(None, [*words, "clients=2", "partition=iid"]) for words in (["data=a.npz"], []))
+    images = own.data.load()
+    assert own.federation(images)[1].notes == ("60 images, 2 classes (0, 1), 8 x 8",)
+    assert known.federation(images)[1].notes == ()
+    told = {name for name, source in DATASETS.items() if not source.known}
+    assert told == {"npz", "folder", "clients_folder", "pfllib", "hub"}
+
+
+def test_a_copy_from_before_sizes_were_kept_is_still_read(tmp_path):
+    fill(tmp_path / "set", size=40)
+    Folder("set").load()
+    (header,) = (tmp_path / "cache").glob("folder-*/header.json")
+    stored = json.loads(header.read_text())
+    assert stored.pop("scaled") == "40 x 40 made 32 x 32 (data.size)"
+    header.write_text(json.dumps(stored))
+    before = header.stat().st_mtime_ns
+    assert Folder("set").load().summary == "10 images, 2 classes (cat, dog), 32 x 32"
+    assert header.stat().st_mtime_ns == before

@@ -16,10 +16,13 @@ from typer.testing import CliRunner
 
 from fedlens import cli, config, simulate
 from fedlens.algorithms import ALGORITHMS
+from fedlens.comparison.measured import existing
+from fedlens.comparison.table import Comparison
 from fedlens.core.errors import BadInput
-from fedlens.report import gallery, groups, style
+from fedlens.report import figures, gallery, groups, style
 from fedlens.report.collect import collect, flat, thinned
 from fedlens.report.page import gather, page, write
+from fedlens.runs import RunFolder
 
 SMALL = ["data=mnist5k", "model=mlp", "clients=6", "cohort=3", "rounds=4", "local.steps=2", "engine=sequential"]
 SMALL += ["picture=false", "partition.seed=0", "evaluate.personal_every=2"]
@@ -39,6 +42,13 @@ def finished(tmp_path_factory) -> list[Path]:
         for method in ("fedavg", "scaffold")
         for seed in (0, 1)
     ]
+
+
+@pytest.fixture(scope="module")
+def personal(tmp_path_factory) -> list[Path]:
+    """Three methods with other names for a client's own model, and one of them without a global model."""
+    root = tmp_path_factory.mktemp("personal")
+    return [run(root / method, f"algorithm={method}") for method in ("fedavg+ft", "local", "fedavg")]
 
 
 @pytest.fixture
@@ -119,6 +129,54 @@ def test_the_answer_in_words_names_the_best_by_its_number(finished):
     assert gather([finished[0]])["headline"].startswith(
         f"fedavg reached {100 * alone['accuracy']['global']['mean']:.1f}"
     )
+
+
+def test_own_models_of_any_name_are_one_measure_as_in_the_terminals_table(personal):
+    shown, table = gather(personal), Comparison(existing(personal), "personal").rows("")
+    assert [group["own"] for group in shown["groups"]] == ["fine-tuned", "personal after", "personal after"]
+    assert shown["measure"] == "own" and "own" in shown["measures"] and not shown["listed"]
+    by_name = {group["label"]: group for group in shown["groups"]}
+    for row in table:
+        group = by_name[row["method"]]
+        assert group["own"] == row["clients_by"]
+        assert math.isclose(group["accuracy"][group["own"]]["mean"], row["mean"])
+        fair = group["fairness"][group["own"]]
+        assert math.isclose(fair["worst_decile"]["mean"], row["clients_worst_decile"])
+        assert math.isclose(fair["std"]["mean"], row["clients_std"])
+    best, second, _ = table
+    assert shown["headline"] == (
+        f"{best['method']} was best with {100 * best['mean']:.1f}\u00a0%, "
+        f"{100 * (best['mean'] - second['mean']):.1f} points above {second['method']}"
+    )
+    assert shown["own_looks"] == "fine-tuned for fedavg+ft, after local training for the others"
+    assert shown["sentences"][0] == (
+        f"Judged by clients' own models on their own test images, after the last round: {shown['own_looks']}."
+    )
+
+
+def test_with_a_global_model_for_all_own_models_come_second(personal):
+    shown = gather([personal[0], personal[2]])
+    assert shown["measure"] == "global" and shown["own_looks"] == (
+        "fine-tuned for fedavg+ft, after local training for fedavg"
+    )
+    (said,) = [sentence for sentence in shown["sentences"] if "on average" in sentence]
+    means = [group["fairness"][group["own"]]["mean"]["mean"] for group in shown["groups"]]
+    best = shown["groups"][means.index(max(means))]["label"]
+    start = (
+        f"Of clients' own models ({shown['own_looks']}), {best}'s are best: {100 * max(means):.1f}\u00a0% on average"
+    )
+    assert said.startswith(start)
+    alike = gather(personal[1:])  # one name for all: no need for another
+    assert alike["measure"] == "personal after" and "own" not in alike["measures"] and alike["own_looks"] == ""
+
+
+def test_methods_without_a_measure_in_common_are_told_one_by_one(personal, tmp_path):
+    blind = run(tmp_path / "fedprox", "algorithm=fedprox", "evaluate.personal=none")
+    shown = gather([personal[1], blind])
+    assert shown["headline"] == "2 methods without a measure in common" and shown["measure"] is None
+    first, second, _ = shown["sentences"]
+    assert shown["listed"] and first.startswith("local reached") and second.startswith("fedprox reached")
+    assert first.endswith(" (clients' models after local training).") and second.endswith(" (the global model).")
 
 
 def test_a_lead_within_the_deviation_is_not_a_win(finished, copies):
@@ -469,6 +527,35 @@ def test_every_method_has_its_own_look():
     ) != style.place_of("fedavg")
     assert style.place_of("mine") == style.place_of("mine") and style.dash_of("fedavg") == "-"
     assert style.colour_of("fedsls") == style.COLOURS[1] and style.dash_of("moon") == (0, (7, 3))
+
+
+def test_fine_tuned_methods_look_like_no_other():
+    assert len({style.place_of(name) for name in ("fedavg", "fedavg+ft", "local")}) == 3
+    plain = {style.place_of(name) for name in ALGORITHMS.keys() - {"finetune"}}
+    assert not plain & {style.place_of(f"{name}+ft") for name in ALGORITHMS}
+    assert style.place_of("local")[0] != style.place_of("fedavg")[0]
+
+
+@pytest.mark.parametrize(
+    "method, looks",
+    [
+        ("fedavg+ft", {"fine-tuned": "fine-tuned"}),
+        ("fedavg", {"personal before": "before local training", "personal after": "after local training"}),
+    ],
+)
+def test_the_first_picture_names_clients_and_not_their_ranks(tmp_path, monkeypatch, method, looks):
+    folder = RunFolder(run(tmp_path / "run", f"algorithm={method}", "evaluate.personal_every=0"))
+    monkeypatch.setattr(figures, "save", lambda figure, path: figure)
+    axis = figures.first_look(folder, tmp_path / "run").axes[2]
+    accuracies = figures.personal_accuracies(folder)
+    named = [int(label.get_text()) for label in axis.get_xticklabels()]
+    assert sorted(named) == [*range(6)] and [text.get_text() for text in axis.get_legend().get_texts()] == [
+        *looks.values()
+    ]
+    for line, look in zip(axis.lines, looks, strict=True):
+        assert line.get_ydata().tolist() == [accuracies[look][client] for client in named]
+    assert [*axis.lines[0].get_ydata()] == sorted(axis.lines[0].get_ydata())
+    style.pyplot().close("all")
 
 
 def test_figures_are_saved_in_three_kinds_the_same_each_time(tmp_path):

@@ -209,6 +209,41 @@ def test_it_prints(browser, report):
         assert page.errors == []
 
 
+def test_own_models_of_any_name_stand_in_one_table(browser, tmp_path):
+    for method in ("fedavg+ft", "local", "fedavg"):
+        run(tmp_path / "runs" / method, f"algorithm={method}")
+    out = write([tmp_path / "runs"], tmp_path / "report.html")
+    groups = {group["label"]: group for group in embedded(out.read_text())["groups"]}
+    cells = "[...document.querySelectorAll('{} tbody tr')].map((r) => [...r.cells].map((c) => c.innerText.trim()))"
+    with browser.open(out.as_uri(), 1280, 800) as page:
+        page.until("document.querySelectorAll('#curves svg circle').length > 0")
+        rows = page.evaluate(cells.format("#clients"))
+        assert {row[0]: row[1] for row in rows} == {label: group["own"] for label, group in groups.items()}
+        for row in rows:
+            fair = groups[row[0]]["fairness"][groups[row[0]]["own"]]
+            assert row[2:5] == [f"{100 * fair[name]['mean']:.1f}" for name in ("mean", "std", "worst_decile")]
+        names = page.evaluate("[...document.querySelectorAll('#clients .chart svg .name')].map((e) => e.textContent)")
+        assert sorted(names) == sorted(groups)
+        heads = page.evaluate("[...document.querySelectorAll('#comparison thead th')].map((e) => e.textContent.trim())")
+        own, tenth = (next(n for n, head in enumerate(heads) if head.startswith(w)) for w in ("own model, %", "worst"))
+        means = []
+        for row in page.evaluate(cells.format("#comparison")):
+            group = groups[row[0]]
+            means.append(group["accuracy"][group["own"]]["mean"])
+            assert row[own] == f"{100 * means[-1]:.1f}"
+            assert row[tenth] == f"{100 * group['fairness'][group['own']]['worst_decile']['mean']:.1f}"
+        assert len(means) == 3 and means == sorted(means, reverse=True)  # ordered as the headline says
+        assert page.errors == []
+
+
+def test_methods_without_a_measure_in_common_are_a_list(browser, tmp_path):
+    run(tmp_path / "runs" / "local", "algorithm=local")
+    run(tmp_path / "runs" / "fedavg", "algorithm=fedavg", "evaluate.personal=none")
+    with opened(browser, write([tmp_path / "runs"], tmp_path / "report.html")) as page:
+        said = page.evaluate("[...document.querySelectorAll('#answer li')].map((e) => e.textContent)")
+        assert [sentence.split(" reached")[0] for sentence in said[:2]] == ["fedavg", "local"] and page.errors == []
+
+
 def test_markup_in_a_run_stays_text(browser, runs, tmp_path):
     copy = hostile(Path(shutil.copytree(runs[1], tmp_path / "run")))
     with opened(browser, write([copy], tmp_path / "report.html")) as page:

@@ -89,6 +89,30 @@ def test_the_list_on_every_screen(browser, served, size, dark):
         assert quiet(page, served)
 
 
+def test_each_number_says_whose_it_is(browser, tmp_path):
+    for method in ("fedavg", "local"):
+        run(tmp_path / method, f"algorithm={method}")
+    shown = (
+        "Object.fromEntries([...document.querySelectorAll('.runs li')].map((e) => ["
+        "e.querySelector('.name').textContent, e.querySelector('.accuracy small').textContent]))"
+    )
+    with _served(tmp_path) as server, opened(browser, server) as page:
+        assert page.evaluate(shown) == {"fedavg": "global", "local": "own"} and quiet(page, server)
+
+
+def test_the_headline_does_not_speak_before_the_server_has(browser, tmp_path):
+    said = "document.querySelector('main').innerText.trim()"
+    silent = "window.EventSource = class { constructor() { window.source = this; } };"
+    with _served(tmp_path) as server, browser.open(address(server), 1280, 800) as page:
+        page.call("Page.addScriptToEvaluateOnNewDocument", source=silent)
+        page.call("Page.reload")
+        page.until("window.source && document.querySelector('main h1') !== null")
+        assert page.evaluate("document.querySelector('h1').textContent") == "Reading runs …"
+        assert "no run" not in page.evaluate(said).lower()
+        page.evaluate("source.onmessage({ data: JSON.stringify({ runs: [], gone: [], all: true }) })")
+        assert page.evaluate(said).startswith("No runs") and "There is no run" in page.evaluate(said)
+
+
 def test_runs_are_found_and_filtered(browser, served):
     with opened(browser, served) as page:
         page.evaluate("document.querySelector('.search').focus()")

@@ -14,8 +14,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import typer.core
 
 from .flower.commands import deploy
+
+typer.core.HAS_RICH = False  # help is plain text: brackets escaped for rich would show as \[default: 1]
 
 app = typer.Typer(
     name="fedlens",
@@ -27,6 +30,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 Json = Annotated[bool, typer.Option("--json", help="End with one line of JSON on standard output.")]
+_CLIENTS = 20  # listed at most: they must fit a screen
 Words = Annotated[list[str] | None, typer.Argument(metavar="[FILE.yaml] [key=value ...]", show_default=False)]
 
 
@@ -61,7 +65,11 @@ def _split(words: list[str] | None) -> tuple[str | None, list[str]]:
 
 
 @app.command(context_settings={"ignore_unknown_options": True})
-def run(words: Words = None, json: Json = False) -> None:
+def run(
+    words: Words = None,
+    keys: Annotated[bool, typer.Option("--keys", help="Only print every key with its value, and the names.")] = False,
+    json: Json = False,
+) -> None:
     """Run one experiment; with no arguments a small real one that ends in under a minute.
 
     Every field of the configuration is a key: data=cifar10 partition.alpha=0.1 algorithm=scaffold rounds=50 ...
@@ -69,7 +77,24 @@ def run(words: Words = None, json: Json = False) -> None:
     from . import config, simulate
 
     experiment = config.read(*_split(words))
+    if keys:
+        _say_json(config.plain(experiment)) if json else _print_keys(experiment)
+        return
     _closing(_watched(json, lambda watcher: simulate.run(experiment, watcher=watcher)), json)
+
+
+def _print_keys(experiment: Any) -> None:
+    """Every key of this experiment, and the names that its largest parts can have."""
+    from . import config
+    from .algorithms import ALGORITHMS
+    from .data import DATASETS, PARTITIONS
+    from .models import MODELS
+    from .report.collect import flat
+
+    for key, value in flat(config.plain(experiment)).items():
+        print(f"{key}={'none' if value is None else str(value).lower() if isinstance(value, bool) else value}")
+    for key, names in {"data": DATASETS, "partition": PARTITIONS, "model": MODELS, "algorithm": ALGORITHMS}.items():
+        print(f"\n{key}= may be {', '.join(sorted(names))}")
 
 
 @app.command()
@@ -88,7 +113,9 @@ def resume(
 def describe(
     algorithm: Annotated[str, typer.Argument(help="A method's name, such as scaffold.")],
     words: Annotated[list[str] | None, typer.Argument(metavar="[key=value ...]", show_default=False)] = None,
-    model: Annotated[str, typer.Option(help="The model its messages are about.")] = "cnn",
+    model: Annotated[
+        str, typer.Option(help="The model its messages are about; without one cnn, for pse pse_net.")
+    ] = "",
     classes: Annotated[int, typer.Option(min=1)] = 10,
     channels: Annotated[int, typer.Option(min=1)] = 3,
     size: Annotated[int, typer.Option(min=1, help="Pixels of a side.")] = 32,
@@ -96,10 +123,15 @@ def describe(
 ) -> None:
     """What a method sends, keeps and costs, from its own hooks."""
     from . import config
-    from .describe import describe, settings, traffic
+    from .describe import describe, own_hooks, settings, traffic, usual_model
 
+    model = model or usual_model(algorithm)
     experiment = config.read(None, [f"algorithm={algorithm}", f"model={model}", *(words or ())])
-    leaves = describe(experiment, classes, channels, size)
+    if ":" in algorithm:  # the user's own: all its hooks are tried
+        with own_hooks(algorithm):
+            leaves = describe(experiment, classes, channels, size, to_the_end=True)
+    else:
+        leaves = describe(experiment, classes, channels, size)
     if json:
         rows = [leaf.__dict__ for leaf in leaves]
         _say_json({"algorithm": config.plain(experiment.algorithm), "bytes": traffic(leaves), "leaves": rows})
@@ -211,7 +243,10 @@ def clients(
     out: Annotated[str, typer.Option(help="The picture; others are named after it.")] = "",
     json: Json = False,
 ) -> None:
-    """What each client gets out of a run, how fair that is, and how runs differ in it; the first is the reference."""
+    """What each client gets out of a run, how fair that is, and how runs differ in it; the first is the reference.
+
+    Clients are listed by their accuracy in the first run, the worst first.
+    """
     from . import analysis
     from .report.clients import accuracy_bars, confusion_matrices, loss_curves
     from .runs import RunFolder
@@ -236,9 +271,24 @@ def clients(
         losses = {name: analysis.training_losses(run) for name, run in opened.items()}
         drawn.append(loss_curves(losses, place.with_name(f"{place.name}-loss")))
     if json:
-        _say_json({"runs": rows, "pictures": [str(path) for path in drawn]})
+        _say_json({"runs": rows, "accuracies": accuracies, "pictures": [str(path) for path in drawn]})
         return
-    _print_rows(rows)
+    titles = {"mean": "mean, %", "std": "std", "worst_decile": "worst 10 %"}
+    _print_rows([{titles.get(k, k): f"{100 * v:.2f}" if k in titles else v for k, v in row.items()} for row in rows])
+    everyone = sorted({client for by in accuracies.values() for client in by})
+    reference = next(iter(accuracies.values()))
+    everyone.sort(key=lambda client: reference.get(client, math.inf))
+    _print_rows(
+        [
+            {
+                "client": client,
+                **{f"{n}, %": f"{100 * by[client]:.2f}" if client in by else "–" for n, by in accuracies.items()},
+            }
+            for client in everyone[:_CLIENTS]
+        ]
+    )
+    if len(everyone) > _CLIENTS:
+        print(f"and {len(everyone) - _CLIENTS} more, who are better off; --json has them all")
     print(*drawn, sep="\n")
 
 
@@ -591,10 +641,15 @@ def data_show(
 
 
 def _print_rows(rows: list[dict[str, Any]]) -> None:
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(*dict.fromkeys(key for row in rows for key in row))
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)  # all the room of a narrow terminal is theirs
+    for key in dict.fromkeys(key for row in rows for key in row):
+        cells = [_cell(row.get(key, "")) for row in rows]
+        is_name = key in ("method", "run")  # never cut, nor in two lines
+        table.add_column(key, min_width=max(map(len, cells)) if is_name else None, no_wrap=is_name, overflow="fold")
     for row in rows:
         table.add_row(*(_cell(row.get(str(column.header), "")) for column in table.columns))
     Console().print(table)

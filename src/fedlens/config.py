@@ -26,6 +26,7 @@ from .core.errors import BadInput, nearest
 from .core.optimizer import SCHEDULES, Schedule
 from .core.transform import TRANSFORMS, Transform
 from .data import DATASETS, PARTITIONS, DataSource, Partition
+from .data.partition import ByUser
 from .devices import DEVICES, Devices
 from .experiment import Experiment
 from .models import MODELS, Model
@@ -79,7 +80,7 @@ def read(file: str | Path | None = None, words: Sequence[str] = ()) -> Experimen
     raw: dict[str, Any] = {}
     for pairs in (_from_file(Path(file)) if file else [], [setting(word) for word in words]):
         _lay(raw, pairs)
-    return resolve(Experiment, raw)
+    return resolve(Experiment, _with_owners(raw))
 
 
 def check(experiment: Experiment) -> Experiment:
@@ -216,6 +217,27 @@ def _put(raw: dict[str, Any], key: str, value: Any) -> None:
     if isinstance(value, dict) and "is" not in value and before is not None:
         value = {**(before if isinstance(before, dict) else {"is": before}), **value}
     raw[last] = value
+
+
+def _with_owners(raw: dict[str, Any]) -> dict[str, Any]:
+    """Data that lies apart by client stays apart, and nobody has to count its clients, unless it is said otherwise."""
+    asked = raw.get("partition")
+    fields = {} if asked is None else asked if isinstance(asked, dict) else {"is": asked}
+    if "data" not in raw or not ("is" in fields or fields.keys() <= _types(ByUser).keys()):
+        return raw
+    partition = resolve(Partition, {"is": "by_user", **fields}, "partition")
+    if not isinstance(partition, ByUser) or ("is" in fields and "clients" in raw):
+        return raw
+    try:
+        owners = resolve(DataSource, raw["data"], "data", Experiment.data).owners()
+    except BadInput:  # said when it is resolved or loaded; who prepares a deployment need not have the data
+        return raw
+    if not owners:
+        return raw
+    counted: dict[str, Any] = {} if "clients" in raw else {"clients": owners}
+    if counted and owners < Experiment.cohort.size(sys.maxsize):  # nobody has chosen either number
+        counted["cohort"] = "everyone"
+    return {**counted, **raw, "partition": partition}
 
 
 # ---- resolving ----

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,11 +14,14 @@ import torch
 from .core.algorithm import Server
 from .core.batches import Dataset, Federation
 from .core.cohort import Everyone
+from .core.errors import BadInput, RunFailed
 from .core.run import Job, decode, enter, timetable
 from .core.tree import Tree
 from .core.wire import header
 from .engines.sequential import Sequential
 from .experiment import Experiment
+
+SERVER_HOOKS = ("setup", "broadcast", "aggregate", "advance")  # a client's hooks are named by its engine
 
 
 @dataclass(frozen=True)
@@ -28,8 +34,16 @@ class Leaf:
     bytes: int
 
 
-def describe(experiment: Experiment, classes: int, channels: int, size: int) -> list[Leaf]:
-    """Every leaf that is sent or kept, stage by stage. Two clients with one blank image each, no training."""
+def usual_model(algorithm: str) -> str:
+    """What a method's messages are about where no model is named: the default CNN, unless the method needs another."""
+    return "pse_net" if algorithm.partition("+")[0] == "pse" else "cnn"
+
+
+def describe(experiment: Experiment, classes: int, channels: int, size: int, *, to_the_end: bool = False) -> list[Leaf]:
+    """Every leaf that is sent or kept, stage by stage. Two clients with one blank image each, no training.
+
+    to_the_end: the last aggregate is tried, too. It changes no leaf, and a server can be long at it (FedFTG).
+    """
     from .core.network import Network
     from .core.rng import key, seeded
 
@@ -55,11 +69,26 @@ def describe(experiment: Experiment, classes: int, channels: int, size: int) -> 
             leaves += [Leaf(name, where, path, tuple(t.shape), str(t.dtype)[6:], t.nbytes) for path, t in tree.paths()]
             if where in ("down", "up") or (where == "shared" and tree):
                 leaves.append(Leaf(name, where, "(header)", (), "", len(header(tree))))
-        if round == stages[-1][0]:
-            break  # nothing described comes after it, and a server can be long at its aggregate (FedFTG)
-        uploads = [decode(server, stage, reply.upload) for reply in replies]
-        server = replace(server, state=stage.algorithm.aggregate(server, uploads))
+        if round < stages[-1][0] or to_the_end:
+            uploads = [decode(server, stage, reply.upload) for reply in replies]
+            server = replace(server, state=stage.algorithm.aggregate(server, uploads))
     return leaves
+
+
+@contextmanager
+def own_hooks(name: str) -> Iterator[None]:
+    """One sentence for what goes wrong in a method of the user's own: its hook, and where in it."""
+    try:
+        yield
+    except (BadInput, RunFailed):
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        hooks = [frame for frame in frames if frame.name in SERVER_HOOKS]
+        own = [frame for frame in hooks if not Path(frame.filename).is_relative_to(Path(__file__).parent)]
+        at = (own or hooks or frames)[-1]
+        said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise BadInput(f"{name}: {at.name} failed with {said} ({Path(at.filename).name}, line {at.lineno})") from None
 
 
 def traffic(leaves: list[Leaf]) -> dict[str, dict[str, int]]:

@@ -27,6 +27,7 @@ from .core.run import timetable
 from .core.transform import Transform
 from .core.weighting import WEIGHTINGS
 from .data import DATASETS, PARTITIONS, DataSource, Images, Partition, Prepare, Split, federate
+from .data.partition import parted_users
 from .devices import Devices
 from .faults import Faults
 from .models import MODELS, Model
@@ -190,6 +191,9 @@ class Experiment:
         """Who owns which images; the same for every method, engine and model."""
         dtype = torch.float64 if self.precision == "fp64" else torch.float32
         federation, split = federate(images, self.partition, self.clients, self.seed, augment=self.augment, dtype=dtype)
+        read = () if self.data.known else (images.summary,)
+        # A split that was saved has these notes already.
+        split = replace(split, notes=tuple(dict.fromkeys((*read, *parted_users(images, split), *split.notes))))
         if self.attack is not None:
             federation = self.attack.poisoned(federation, len(images.classes), self.seed)
         return federation, split

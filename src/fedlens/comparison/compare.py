@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
-from .. import config
+import torch
+
+from .. import config, simulate
+from ..core.algorithm import Server
+from ..core.batches import Dataset
 from ..core.errors import BadInput
-from ..papers.grid import Cell, Column, Grid, Row, decides, laid, same
+from ..core.run import Job, enter
+from ..core.tree import Tree
+from ..engines.sequential import Sequential
+from ..experiment import Experiment
+from ..papers.grid import GOES_WRONG, Cell, Column, Grid, Row, decides, laid, reason, same
 from ..report.collect import flat
+from ..robust import scope
 from ..runs import RunFolder
+from ..track import check as check_trackers
 from .board import Board
 from .measured import Compared, check_same_split, existing, measured
 from .picture import draw
@@ -144,26 +155,28 @@ def compare(what: Asked, seeds: Sequence[int], out: Path, board: Board, processe
 
     Interrupted, it goes on where it stopped when it is called again.
     """
-    failures: dict[str, str] = {}
     tasks = [(cell, seed, what.task(cell, seed, out)) for seed in seeds for cell in what.cells()]
-    missing = [task for cell, seed, task in tasks if not _is_done(cell, seed, task, what, out)]
-
+    missing = [(cell, task) for cell, seed, task in tasks if not _is_done(cell, seed, task, what, out)]
+    failures = _refused(missing)
+    able = [task for _, task in missing if task.name not in failures]
     known: dict[str, Compared] = {}
 
     def gathered() -> Comparison:
         for cell, seed, task in tasks:
             if task.name not in known or known[task.name].state != "complete":
-                known[task.name] = measured(cell.column, cell.row, seed, task.out, failures.get(task.name, ""))
+                why = _whose(cell, failures.get(task.name, ""))
+                known[task.name] = measured(cell.column, cell.row, seed, task.out, why)
         runs = [known[task.name] for _, _, task in tasks]
         check_same_split(runs)
         return Comparison(runs, ranked_by(runs), what.notes)
 
-    board.expect([task.name for task in missing], len(tasks) - len(missing))
+    board.expect([task.name for _, task in missing], len(tasks) - len(missing))
     if missing:
         with board:
-            failures |= carry_out(
-                missing, processes or side_by_side(missing), board, after=lambda: gathered().write(out)
-            )
+            for cell, task in missing:
+                if task.name in failures:
+                    board.watch(task.name).end(_whose(cell, failures[task.name]))
+            failures |= carry_out(able, processes or side_by_side(able), board, after=lambda: gathered().write(out))
     found = gathered()
     found.write(out)
     return found
@@ -176,6 +189,51 @@ def _is_done(cell: Cell, seed: int, task: Task, what: Asked, out: Path) -> bool:
         return False
     same(folder, cell.experiment(out, what.where, seed))
     return folder.result() is not None
+
+
+def _refused(missing: Sequence[tuple[Cell, Task]]) -> dict[str, str]:
+    """Runs that cannot even begin, and why: found out before others are trained. One seed speaks for all if it can."""
+    failures: dict[str, str] = {}
+    able = set()
+    for cell, task in missing:
+        if (cell.row, cell.column) not in able:
+            try:
+                _check(config.read(None, task.words))
+            except GOES_WRONG as error:
+                failures[task.name] = reason(error)
+            except Exception as error:  # a bug, most likely of the user's own method
+                failures[task.name] = f"{type(error).__name__}: {reason(error)}"
+            else:
+                able.add((cell.row, cell.column))
+    return failures
+
+
+def _check(experiment: Experiment) -> None:
+    """What a run checks before it has a folder, and what its method says before the first client's first step."""
+    experiment = config.check(experiment).placed()
+    timetable = experiment.timetable()
+    for stage, _, _ in timetable:
+        stage.cohort.size(experiment.clients)
+    images = experiment.data.load()
+    if experiment.local.batch_size > len(images.train):
+        raise BadInput(f"local.batch_size is {experiment.local.batch_size}, but there are {len(images.train)} images")
+    federation, _ = experiment.federation(images)
+    net = experiment.network(images)
+    scope.check(experiment, images)
+    simulate.public_images(experiment)
+    check_trackers(experiment)
+    nothing = Dataset(torch.zeros(0, *images.x.shape[1:]), torch.zeros(0, dtype=torch.long))  # FedAux would learn long
+    stage, server = timetable[0][0], Server(net, Tree(), experiment.clients, auxiliary=nothing)
+    server = replace(server, state=enter(stage, server))
+    shared = server.state.get("shared", Tree())
+    job = Job(stage, stage.algorithm.broadcast(server), shared, 0, at=0, since=0, seed=experiment.seed)
+    client, _ = Sequential(net, federation).open(job, 0)
+    stage.algorithm.begin(client)
+
+
+def _whose(cell: Cell, why: str) -> str:
+    """Settings of a method as they are typed here: pse.attention, not algorithm.attention."""
+    return re.sub(r"\balgorithm\.(?=\w)", f"{cell.row.partition(',')[0]}.", why)
 
 
 def compare_existing(paths: Sequence[Path]) -> Comparison:

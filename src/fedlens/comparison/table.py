@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +21,7 @@ from .significance import FEWEST, holm, paired_t, wilcoxon
 By = Literal["global", "personal"]
 LEVEL = 0.05
 _NOTABLE = 0.1  # of its seconds that a run spends at the server, from which on that is shown
+_DIGITS = 12  # of a mean: what is beyond them is the order of its sum
 _MODELS = {
     "global": "the global model on the pooled test set, mean of the last looks",
     "personal": "each client's own model on its own test images (fine-tuned, or after local training), their mean",
@@ -45,8 +46,9 @@ class Comparison:
         runs = [run for run in self.runs if run.setting == setting]
         rows = [_row([run for run in runs if run.method == method], self.by) for method in _methods(runs)]
         rows.sort(key=lambda row: -math.inf if row["mean"] is None else row["mean"], reverse=True)
-        for place, row in enumerate(rows, 1):
-            row["rank"] = place if row["mean"] is not None else None
+        means = [round(row["mean"], _DIGITS) for row in rows if row["mean"] is not None]
+        for row in rows:  # equal results share a rank
+            row["rank"] = None if row["mean"] is None else 1 + sum(m > round(row["mean"], _DIGITS) for m in means)
         self._test(runs, rows)
         return rows
 
@@ -84,26 +86,17 @@ class Comparison:
         return found
 
     def said(self) -> list[str]:
-        """What must be known to read the table."""
-        most = max((len(row["seeds"]) for setting in self.settings for row in self.rows(setting)), default=0)
-        tests = (
-            f"p over seeds: paired t-test from {FEWEST} seeds on"
-            if most >= FEWEST
-            else (f"no p over seeds: that needs {FEWEST} of them, and a difference of so few runs may be luck")
-        )
-        model = "personal before" if self.by == "global" else "the models that are ranked"
-        looks = " or ".join(sorted({run.look for run in self.runs if run.look}))
-        lines = [
-            f"Ranked by {_MODELS[self.by]}; accuracies in %, ± standard deviation over seeds (n - 1).",
-            "global: one model for all, on the pooled test set. personal: what each client uses, on its own test "
-            "images, before or after one more local training, or fine-tuned; the same test images for every method.",
-            f"{tests}. p over clients: Wilcoxon's signed-rank test over pairs of (seed, client), {model}: it speaks of "
-            "these trained models and these clients, not of other seeds. Both against the best, after Holm; "
-            f"* is below {LEVEL}.",
-            f"std and worst 10 %: over clients, by {looks or 'nothing'}. MB: sent by the method in "
-            "a whole run, all clients together. seconds: of a whole run, with its looks, on this machine; "
-            "at the server: of these, after clients had answered.",
-        ]
+        """What must be known to read the columns that are shown."""
+        shown = {title for _, *tables in self.tables() for table in tables for row in table for title in row}
+        lines = [f"Ranked by {_MODELS[self.by]}; accuracies in %, ± standard deviation over seeds (n - 1)."]
+        if shown & {"global, last looks", "global, end"}:
+            lines.append("global: one model for all, on the pooled test set.")
+        if shown & {"personal before", "personal after", "fine-tuned"}:
+            lines.append(
+                "personal: what each client uses, on its own test images, before or after one more local training, or "
+                "fine-tuned; the same test images for every method."
+            )
+        lines += [" ".join(self._about_tests(shown)), " ".join(self._about_costs(shown))]
         places = sorted({run.place for run in self.runs if run.place})
         if len(places) > 1:
             lines.append(f"Seconds cannot be compared: runs ran on {'; '.join(places)}.")
@@ -117,6 +110,38 @@ class Comparison:
                 seed = f", seed {run.seed}" if run.seed >= 0 else ""
                 lines.append(f"{where}{seed} is {run.state}" + (f": {run.trouble}." if run.trouble else "."))
         return lines
+
+    def _about_tests(self, shown: Set[str]) -> Iterator[str]:
+        most = max((len(row["seeds"]) for setting in self.settings for row in self.rows(setting)), default=0)
+        if "p seeds" in shown:
+            yield f"p seeds: paired t-test over seeds, from {FEWEST} of them on."
+        elif most < FEWEST:
+            yield f"No p over seeds: that needs {FEWEST} of them, and a difference of so few runs may be luck."
+        if "p clients" in shown:
+            model = "personal before" if self.by == "global" else "the models that are ranked"
+            yield f"p clients: Wilcoxon's signed-rank test over pairs of (seed, client), {model}: it speaks of these"
+            yield "trained models and these clients, not of other seeds."
+        if shown & {"p seeds", "p clients"}:
+            yield f"p is against the best, after Holm; * is below {LEVEL}."
+
+    def _about_costs(self, shown: Set[str]) -> Iterator[str]:
+        if looks := self._looks():
+            yield f"std and worst 10 %: over clients, by {looks}."
+        yield "up, down: sent by the method in a whole run, all clients together."
+        yield "seconds: of a whole run, with its looks, on this machine."
+        if "at the server" in shown:
+            yield "at the server: of these, after clients had answered."
+        if "on devices, s" in shown:
+            yield "on devices: simulated seconds of a whole run."
+
+    def _looks(self) -> str:
+        """By which model clients are judged: that of most methods, and whose is another."""
+        looks: dict[str, list[str]] = {}
+        for method, look in {run.method: run.look for run in self.runs if run.look}.items():
+            looks.setdefault(look, []).append(method)
+        usual = max(looks, key=lambda look: len(looks[look]), default="")
+        others = [f"{look} of {', '.join(methods)}" for look, methods in looks.items() if look != usual]
+        return ", but ".join([usual, *others])
 
     def markdown(self) -> str:
         lines = ["# Comparison", ""]
@@ -243,8 +268,6 @@ def _accuracies(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> di
 
 def _costs(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     text = {"method": row["method"], "seeds": str(len(row["seeds"]))}
-    if len({one["clients_by"] for one in rows}) > 1:  # a narrow terminal has no room for what is said below
-        text["clients by"] = row["clients_by"] or "–"
     for name, title in {"clients_std": "std", "clients_worst_decile": "worst 10 %"}.items():
         text[title] = _percent(row[name], None)
     text |= {"rounds": "–" if row["rounds"] is None else f"{row['rounds']:g}"}

@@ -76,11 +76,13 @@ class Header:
     std: tuple[float, ...]
     checksum: str
     sums: dict[str, int]  # of every array's bytes, see byte_sum
+    scaled: str = ""
 
 
 def _header(decoded: Decoded) -> Header:
     sums = {part: byte_sum(array) for part, array in _arrays(decoded).items()}
-    return Header(decoded.classes, *moments(decoded.x, decoded.train), checksum(decoded.x, decoded.y), sums)
+    mean, std = moments(decoded.x, decoded.train)
+    return Header(decoded.classes, mean, std, checksum(decoded.x, decoded.y), sums, decoded.scaled)
 
 
 def _arrays(decoded: Decoded) -> dict[str, np.ndarray]:
@@ -170,7 +172,8 @@ def opened(folder: Path) -> tuple[Header, dict[str, np.ndarray]] | None:
     try:
         stored = json.loads((folder / "header.json").read_text())
         lists = {name: tuple(stored[name]) for name in ("classes", "mean", "std")}
-        header = Header(**lists, checksum=stored["checksum"], sums=stored["sums"])
+        # Older copies do not say; they are not worth a second download.
+        header = Header(**lists, checksum=stored["checksum"], sums=stored["sums"], scaled=stored.get("scaled", ""))
         arrays = {part: _mapped(folder / f"{part}.npy") for part in header.sums}
     except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError):
         return None
@@ -208,4 +211,5 @@ def _images(header: Header, arrays: dict[str, np.ndarray], name: str, origin: st
         checksum=header.checksum,
         origin=origin,
         name=name,
+        scaled=header.scaled,
     )

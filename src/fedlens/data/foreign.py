@@ -22,10 +22,13 @@ from .split import Split
 
 @dataclass(frozen=True)
 class Pfllib(DataSource):
-    """A data set as PFLlib splits it: {train,test}/<client>.npz; deal it with partition=by_user."""
+    """A data set as PFLlib splits it: {train,test}/<client>.npz; partition=by_user is its default."""
 
     path: str = ""
     name = "pfllib"
+
+    def owners(self) -> int:
+        return len(list((own_path(self.path, "data.path") / "train").glob("*.npz")))
 
     def find(self) -> Found:
         folder = own_path(self.path, "data.path")

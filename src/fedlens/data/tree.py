@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 
 from ..core.errors import BadInput
 from ..core.rng import key
-from .formats import pictures, stratified
+from .formats import pictures, size_of, stratified
 from .images import Decoded
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
@@ -69,6 +70,24 @@ def list_owners(folder: Path) -> tuple[list[Listed], bool]:
     return listed, any(with_test)
 
 
+def shared_below(folder: Path, listed: list[Listed], has_test: bool) -> tuple[str, str, str] | None:
+    """(two folders taken for classes, the name of one that both hold), as folders of clients would.
+
+    None where some image lies right in its class folder, or where what lies between is each class's own: patients, say.
+    """
+    above = 1 if has_test or [path.name for path in folders_in(folder)] == ["train"] else 0
+    shared, first = None, {}
+    for of, *below in (one.file.relative_to(folder).parts[above:-1] for one in listed):
+        if not below:
+            return None
+        # A client may have a test part of its own, with the classes one level deeper.
+        is_part = below[0] in ("train", *TEST_NAMES)
+        for name in below[1:2] if is_part else below[:1]:
+            other = first.setdefault(name, of)
+            shared = shared or ((other, of, name) if other != of else None)
+    return shared
+
+
 def read_listed(
     listed: list[Listed], has_test: bool, holdout: float, mode: str = "RGB", size: int | None = None
 ) -> tuple[Decoded, np.ndarray]:
@@ -81,4 +100,15 @@ def read_listed(
         train, test = np.split(np.arange(len(listed)), [sum(not one.test for one in listed)])
     else:
         train, test = stratified(owner * len(classes) + y, holdout, key("folder", "test part"))
-    return Decoded(x, y.astype(np.int64), train, test, tuple(classes.tolist())), owner
+    scaled = in_words({size_of(one.file) for one in listed}, size) if size else ""
+    return Decoded(x, y.astype(np.int64), train, test, tuple(classes.tolist()), scaled=scaled), owner
+
+
+def in_words(sizes: set[tuple[int, int]], size: int) -> str:
+    """What becomes of images of these heights and widths when they are to be squares of this size."""
+    if sizes == {(size, size)}:
+        return ""
+    smallest, largest = (" x ".join(map(str, end(sorted(sizes), key=math.prod))) for end in (min, max))
+    found = smallest if len(sizes) == 1 else f"{smallest} to {largest}"
+    cut = "" if all(height == width for height, width in sizes) else "cut to their middle square and "
+    return f"{found} {cut}made {size} x {size} (data.size)"

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..runs import RunFolder
 from .style import COLOURS, pyplot, save
+
+_LOOKS = (
+    ("personal before", "before local training", COLOURS[0]),
+    ("personal after", "after local training", COLOURS[1]),
+    ("fine-tuned", "fine-tuned", COLOURS[2]),
+)
+_NUMBERED = 20  # clients at most whose numbers fit below a panel
 
 
 def learning_curves(runs: Mapping[str, RunFolder], path: Path) -> Path:
@@ -36,15 +44,19 @@ def first_look(folder: RunFolder, path: Path) -> Path:
     rounds, accuracies = curve(folder)
     growth.plot(rounds, accuracies, color=COLOURS[0], linewidth=1.8)
     growth.set(xlabel="rounds", title="accuracy of the global model", ylim=(0, 1))
+    growth.xaxis.get_major_locator().set_params(integer=True)
+    if not rounds:
+        growth.set_xticks([])
+        growth.text(0.5, 0.5, "nothing was measured", transform=growth.transAxes, ha="center", color="#666666")
     personal = personal_accuracies(folder)
-    if personal:
-        before, after = (personal.get(f"personal {when}", {}) for when in ("before", "after"))
-        order = sorted(before or after, key=lambda c: (before or after)[c])
-        for values, colour, word in ((before, COLOURS[0], "before"), (after, COLOURS[1], "after")):
-            if values:
-                ys = [values[client] for client in order]
-                clients.plot(range(len(order)), ys, "o", color=colour, markersize=4, label=f"{word} local training")
-        clients.legend(loc="lower right")
+    if shown := [(personal[look], label, colour) for look, label, colour in _LOOKS if look in personal]:
+        first = shown[0][0]
+        order = sorted(first, key=lambda client: first[client])
+        for values, label, colour in shown:
+            ys = [values.get(client, math.nan) for client in order]
+            clients.plot(range(len(order)), ys, "o", color=colour, markersize=4, label=label)
+        clients.set_xticks(range(len(order)) if len(order) <= _NUMBERED else [], map(str, order[:_NUMBERED]))
+        clients.legend()
     clients.set(xlabel="clients, worst first", title="accuracy on each client's own test data", ylim=(0, 1.02))
     figure.tight_layout()
     return save(figure, path)

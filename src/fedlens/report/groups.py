@@ -48,6 +48,7 @@ def _group(runs: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> dict[st
         "complete": len(complete),
         "splits": sorted({run["split"] or "" for run in shown}),
         "data": sorted({run["data"] for run in shown}),
+        "own": next(iter(looks), None),  # the best trained of the models that each client was judged by
         "curves": {model: _mean_curve([run["curves"][model] for run in shown]) for model in models},
         "accuracy": {model: spread([_last(run["curves"][model]) for run in shown]) for model in models},
         "fairness": {

@@ -63,13 +63,15 @@ def gather(paths: Sequence[Path]) -> dict[str, Any]:
         for member in arena:
             groups[member]["arena"] = story.letter(number)
     complete = [group for group in groups if group["complete"]]
+    having = {model for group in groups for model in group["curves"]} | ({"own"} if story.own_looks(groups) else set())
     return {
         "version": __version__,
         "title": _title(runs, groups),
         **story.told(runs, groups, fields),
         "warnings": story.warnings(runs, groups, fields),
         "measure": story.measure_for(complete),
-        "measures": {name: words for name, words in story.MODELS.items() if any(name in g["curves"] for g in groups)},
+        "measures": {name: words for name, words in story.MODELS.items() if name in having},
+        "own_looks": story.own_looks(groups),
         "arenas": len(fields),
         "groups": groups,
         "splits": _splits(runs),

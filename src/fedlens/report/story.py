@@ -10,9 +10,15 @@ from .groups import compared, differing, outermost
 
 MODELS = {
     "global": "the global model, pooled test images",
+    "own": "clients' own models, their own test images",
     "fine-tuned": "clients' fine-tuned models, their own test images",
     "personal after": "clients' models after local training, their own test images",
     "personal before": "clients' models before local training, their own test images",
+}
+_LOOKS = {
+    "fine-tuned": "fine-tuned",
+    "personal after": "after local training",
+    "personal before": "before local training",
 }
 
 
@@ -37,61 +43,100 @@ def duration(seconds: float) -> str:
 
 def measure_for(groups: Sequence[Mapping[str, Any]]) -> str | None:
     """The model that all of these are judged by: the global one, or else clients' own."""
-    measures = [m for m in ("global", *LOOKS) if all(g["accuracy"].get(m, {}).get("mean") is not None for g in groups)]
-    return measures[0] if groups and measures else None
+
+    def known(measure: str) -> bool:
+        return all(group["accuracy"].get(model_of(group, measure), {}).get("mean") is not None for group in groups)
+
+    return next((m for m in ("global", own_measure(groups)) if m and known(m)), None) if groups else None
+
+
+def own_measure(groups: Sequence[Mapping[str, Any]]) -> str | None:
+    """The look at clients' own models that all of these have; "own" where it has another name for some."""
+    looks = {group["own"] for group in groups}
+    if len(looks) > 1:
+        return "own" if None not in looks else None
+    return looks.pop() if looks else None
+
+
+def model_of(group: Mapping[str, Any], measure: str) -> str | None:
+    """What a group calls the model that it is judged by."""
+    return group["own"] if measure == "own" else measure
+
+
+def own_looks(groups: Sequence[Mapping[str, Any]]) -> str:
+    """What a client's own model is, where that differs: fine-tuned for A, after local training for the others."""
+    by = {look: [g["label"] for g in groups if g["own"] == look] for look in LOOKS}
+    by = dict(sorted(((look, named) for look, named in by.items() if named), key=lambda one: len(one[1])))
+    if len(by) < 2:
+        return ""
+    *_, most = by
+    named = {look: "the others" if look == most and len(labels) > 1 else _some(labels) for look, labels in by.items()}
+    return ", ".join(f"{_LOOKS[look]} for {who}" for look, who in named.items())
+
+
+def _accuracy(group: Mapping[str, Any], measure: str) -> Mapping[str, Any]:
+    return group["accuracy"][model_of(group, measure)]
 
 
 def _value(group: Mapping[str, Any], measure: str) -> float:
-    return group["accuracy"][measure]["mean"]
+    return _accuracy(group, measure)["mean"]
 
 
 def told(
     runs: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]], arenas: Sequence[Sequence[int]]
 ) -> dict[str, Any]:
-    """headline and sentences: the answer of the only arena, or one line for each of several."""
+    """headline and sentences: the answer of the only arena, or one line for each of several; `listed` where sentences
+    are about different things, and no text."""
     fields = {n: [groups[m] for m in arena if groups[m]["complete"]] for n, arena in enumerate(arenas)}
     fields = {letter(n): field for n, field in fields.items() if field}
     if not fields:
-        return {"headline": "No run is complete yet", "sentences": []}
+        return {"headline": "No run is complete yet", "sentences": [], "listed": False}
     answers = {name: _answer(field) for name, field in fields.items()}
     if len(fields) == 1:
-        [(headline, sentences)], [field] = answers.values(), fields.values()
-        return {"headline": headline, "sentences": sentences + _more_differs(runs, field)}
+        [(headline, judged, more)], [field] = answers.values(), fields.values()
+        listed = len(field) > 1 and measure_for(field) is None
+        return {"headline": headline, "sentences": judged + more + _more_differs(runs, field), "listed": listed}
     lines = [
-        " ".join([f"{name}: {headline}.", *sentences[:1], *_more_differs(runs, fields[name])])
-        for name, (headline, sentences) in answers.items()
+        " ".join([f"{name}: {headline}.", *judged, *_more_differs(runs, fields[name])])
+        for name, (headline, judged, _) in answers.items()
     ]
     return {
         "headline": f"{len(fields)} settings with data or a split of their own, to be read one by one",
         "sentences": lines,
+        "listed": True,
     }
 
 
-def _answer(groups: Sequence[Mapping[str, Any]]) -> tuple[str, list[str]]:
-    """(headline, more sentences, of which the first says by what was judged)."""
+def _answer(groups: Sequence[Mapping[str, Any]]) -> tuple[str, list[str], list[str]]:
+    """(headline, by what was judged, more sentences)."""
     measure = measure_for(groups)
     if len(groups) == 1:
-        return _single(groups[0], measure), [_judge(measure)] if measure else []
+        return _single(groups[0], measure), [_judge(groups, measure)] if measure else [], []
     if measure is None:
-        return f"{len(groups)} methods without a measure in common", [_single(g, measure_for([g])) for g in groups]
+        return f"{len(groups)} methods without a measure in common", [_alone(group) for group in groups], []
     best, second, *_ = sorted(groups, key=lambda group: -_value(group, measure))
     lead = _value(best, measure) - _value(second, measure)
-    if lead < max(group["accuracy"][measure]["std"] or 0.0 for group in (best, second)):
+    if lead < max(_accuracy(group, measure)["std"] or 0.0 for group in (best, second)):
         numbers = f"{_number(best, measure)} and {_number(second, measure)}"
         headline = f"{best['label']} and {second['label']} are too close to call: {numbers}"
     else:
         points = f"{100 * lead:.1f} points above {second['label']}"
         headline = f"{best['label']} was best with {percent(_value(best, measure))}, {points}"
-    sentences = [_judge(measure), _costs(best, second), *_thrift(groups, best, measure), *_own_models(groups, measure)]
+    more = [_costs(best, second), *_thrift(groups, best, measure), *_own_models(groups, measure)]
     if all(group["complete"] == 1 for group in groups):
-        sentences.append(
-            "There is one run of each, which cannot tell a difference from chance: repeat with other seeds."
-        )
-    return headline, sentences
+        more.append("There is one run of each, which cannot tell a difference from chance: repeat with other seeds.")
+    return headline, [_judge(groups, measure)], more
 
 
-def _judge(measure: str) -> str:
-    return f"Judged by {MODELS[measure].replace(',', ' on', 1)}, after the last round."
+def _judge(groups: Sequence[Mapping[str, Any]], measure: str) -> str:
+    looks = f": {own_looks(groups)}" if measure == "own" else ""
+    return f"Judged by {MODELS[measure].replace(',', ' on', 1)}, after the last round{looks}."
+
+
+def _alone(group: Mapping[str, Any]) -> str:
+    measure = measure_for([group])
+    by = f" ({MODELS[measure].partition(',')[0]})" if measure else ""
+    return f"{_single(group, measure)}{by}."
 
 
 def _single(group: Mapping[str, Any], measure: str | None) -> str:
@@ -103,7 +148,7 @@ def _single(group: Mapping[str, Any], measure: str | None) -> str:
 
 
 def _number(group: Mapping[str, Any], measure: str) -> str:
-    found = group["accuracy"][measure]
+    found = _accuracy(group, measure)
     return percent(found["mean"]) + (f" ± {100 * found['std']:.1f}" if found["std"] is not None else "")
 
 
@@ -129,14 +174,17 @@ def _thrift(groups: Sequence[Mapping[str, Any]], best: Mapping[str, Any], measur
 
 def _own_models(groups: Sequence[Mapping[str, Any]], measure: str) -> list[str]:
     """Who serves single clients best, when the measure was another one."""
-    look = next((look for look in LOOKS if all(look in group["fairness"] for group in groups)), None)
+    look = own_measure(groups)
     if look is None or look == measure:
         return []
-    best, kindest = (
-        max(groups, key=lambda group: group["fairness"][look][name]["mean"]) for name in ("mean", "worst_decile")
-    )
-    mean, tenth = (percent(g["fairness"][look][n]["mean"]) for g, n in ((best, "mean"), (kindest, "worst_decile")))
-    said = f"Of {MODELS[look].partition(',')[0]}, {best['label']}'s are best: {mean} on average"
+
+    def fair(group: Mapping[str, Any], name: str) -> float:
+        return group["fairness"][group["own"]][name]["mean"]
+
+    best, kindest = (max(groups, key=lambda group: fair(group, name)) for name in ("mean", "worst_decile"))
+    mean, tenth = percent(fair(best, "mean")), percent(fair(kindest, "worst_decile"))
+    models = MODELS[look].partition(",")[0] + (f" ({own_looks(groups)})" if look == "own" else "")
+    said = f"Of {models}, {best['label']}'s are best: {mean} on average"
     if kindest is best:
         return [f"{said}, {tenth} for the worst tenth of clients."]
     return [f"{said}; the worst tenth of clients does best with {kindest['label']}'s, {tenth}."]

@@ -12,12 +12,14 @@ DARK_COLOURS = ("#5B86DE", "#E06A45", "#4FDB98", "#B080A6", "#F2C022", "#A8CCFF"
 # Each seven in the order of COLOURS share a dash: the papers and their usual baselines have solid lines.
 _METHODS = (
     ("spatl", "fedsls", "fedxds", "pse", "fedprox", "scaffold", "fedavg"),
-    ("fednova", "moon", "fedfed", "fedrep", "feddyn", "feddisco", "local"),
+    ("fednova", "moon", "local", "fedrep", "feddyn", "feddisco", "fedfed"),
     ("spatl_official", "fedsl", "fedaux", "fedper", "fedsam", "fedau", "fedavgm"),
+    (),  # those that are fine-tuned afterwards, each in the colour of its base
     ("apfl", "fedgen", "fedftg", "ditto", "feddecorr", "feddf", "fedbn"),
     ("l2gd", "fedmtl", "lgfedavg", "fedadam", "fedyogi", "fedlc", "fedir"),
 )
-DASHES: tuple[tuple[int, ...], ...] = ((), (7, 3), (2, 2), (9, 3, 2, 3), (1, 3))
+DASHES: tuple[tuple[int, ...], ...] = ((), (7, 3), (2, 2), (7, 3, 1, 3, 1, 3), (9, 3, 2, 3), (1, 3))
+_FINE_TUNED = _METHODS.index(())
 _PLACES = {name: (colour, dash) for dash, names in enumerate(_METHODS) for colour, name in enumerate(names)}
 _SETTINGS: dict[Any, Any] = {
     "figure.dpi": 110,
@@ -36,11 +38,11 @@ _SETTINGS: dict[Any, Any] = {
 
 
 def place_of(method: str) -> tuple[int, int]:
-    """(which of COLOURS, which of DASHES) are a method's; one that is fine-tuned afterwards has the next dash."""
+    """(which of COLOURS, which of DASHES) are a method's; fine-tuned ones share a dash of their own."""
     base = method.removesuffix("+ft")
     # One of the user's own has what its name gives: the same today and tomorrow, though maybe that of another.
     colour, dash = _PLACES.get(base) or (zlib.crc32(base.encode()) % len(COLOURS), 1)
-    return colour, (dash + (base != method)) % len(DASHES)
+    return colour, dash if base == method else _FINE_TUNED
 
 
 def colour_of(method: str) -> str:

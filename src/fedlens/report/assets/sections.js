@@ -1,12 +1,13 @@
 // ---- the answer ----
 const { groups, runs } = report;
 const groupOf = new Map(groups.flatMap((group) => group.runs.map((number) => [number, group])));
+const modelOf = (group, measure) => (measure === "own" ? group.own : measure); // what a method calls a client's own model
 
 function answer() {
   return element("header", { id: "answer" },
     element("h1", {}, report.headline + "."),
     report.warnings.map((sentence) => element("p", { class: "warning", role: "note" }, element("b", {}, "Attention:"), sentence)),
-    report.arenas > 1 ? element("ul", { class: "lead" }, report.sentences.map((sentence) => element("li", {}, sentence)))
+    report.listed ? element("ul", { class: "lead" }, report.sentences.map((sentence) => element("li", {}, sentence)))
       : element("p", { class: "lead" }, report.sentences.join(" ")));
 }
 
@@ -22,8 +23,9 @@ function curves() {
   if (!shown.length) return null;
   const hidden = new Set(), holder = element("div"), measures = report.measures;
   let measure = report.measure in measures ? report.measure : Object.keys(measures)[0], axis = "round", line = null;
-  const visible = () => shown.filter((group) => group.curves[measure] && !hidden.has(group)).map((group) => ({
-    group, xs: group.curves[measure][axis], ys: group.curves[measure].accuracy, low: group.curves[measure].low, high: group.curves[measure].high, unfinished: !group.complete }));
+  const curve = (group) => group.curves[modelOf(group, measure)];
+  const visible = () => shown.filter((group) => curve(group) && !hidden.has(group)).map((group) => ({
+    group, xs: curve(group)[axis], ys: curve(group).accuracy, low: curve(group).low, high: curve(group).high, unfinished: !group.complete }));
   const about = () => `Accuracy over ${AXES[axis][0]}, ${measures[measure]}. ` + visible().map((one) => `${one.group.label} ends at ${percent(one.ys[one.ys.length - 1])} %`).join("; ");
   function draw() {
     line = lines(about, AXES[axis][0], AXES[axis][1], `accuracy of ${measures[measure].split(",")[0]}, %`, visible);
@@ -36,8 +38,8 @@ function curves() {
     line.redraw();
   } }, swatch(group), group.label + (group.complete ? "" : " (unfinished)")));
   function valueTable() {
-    const having = shown.filter((group) => group.curves[measure]);
-    const at = having.map((group) => new Map(group.curves[measure].round.map((round, number) => [round, group.curves[measure].accuracy[number]])));
+    const having = shown.filter(curve);
+    const at = having.map((group) => new Map(curve(group).round.map((round, number) => [round, curve(group).accuracy[number]])));
     const rounds = [...new Set(at.flatMap((by) => [...by.keys()]))].sort((a, b) => a - b);
     return table(`Accuracy in % by round, ${measures[measure]}`, [{ name: "round", text: String, value: (round) => round, number: true },
       ...having.map((group, number) => ({ name: group.label, text: (round) => percent(at[number].get(round), 2), value: (round) => at[number].get(round) ?? null, number: true }))], rounds);
@@ -58,7 +60,7 @@ function curves() {
 // ---- the comparison ----
 function comparison() {
   if (!groups.length) return null;
-  const models = Object.keys(report.measures).filter((name) => groups.some((group) => group.accuracy[name]));
+  const models = Object.keys(report.measures).filter((name) => groups.some((group) => group.accuracy[modelOf(group, name)]));
   const split = report.arenas > 1 ? [{ name: "split", text: (group) => group.arena }] : [];
   const best = report.arenas > 1 ? () => null : (which) => which;
   const share = (of, name, which) => ({ name, number: true, best: best(which), text: (group) => percents(of(group)), value: (group) => of(group)?.mean ?? null, deviation: (group) => of(group)?.std ?? null });
@@ -66,24 +68,25 @@ function comparison() {
   const look = fairLook();
   const columns = [{ name: "method", text: (group) => group.label + (group.complete ? "" : " (unfinished)"), show: (group) => [...named(group), group.complete ? "" : " (unfinished)"] }, ...split,
     { name: "runs", number: true, text: (group) => String(group.runs.length), value: (group) => group.runs.length },
-    ...models.map((model) => share((group) => group.accuracy[model], model === "global" ? "global model, %" : `${model.replace("personal", "own model,")}, %`, "high")),
-    look && share((group) => group.fairness[look]?.worst_decile, "worst tenth, %", "high"),
+    ...models.map((model) => share((group) => group.accuracy[modelOf(group, model)], ["global", "own"].includes(model) ? `${model} model, %` : `${model.replace("personal", "own model,")}, %`, "high")),
+    look && share((group) => group.fairness[modelOf(group, look)]?.worst_decile, "worst tenth, %", "high"),
     { name: "rounds", number: true, text: (group) => withSpread(group.rounds, PLAIN), value: (group) => group.rounds.mean },
     cost("traffic", "bytes", SIZES), cost("time", "seconds", TIMES)].filter(Boolean);
   const caption = models.filter((name) => name !== "global").length
-    ? `Global model: on the pooled test images. The others: clients' own models, each on its client's test images, mean over clients${look ? `; worst tenth of clients: ${look}` : ""}.` : "";
+    ? `Global model: on the pooled test images. The others: clients' own models, each on its client's test images, mean over clients${report.own_looks ? `; own model and worst tenth of clients: ${report.own_looks}` : look ? `; worst tenth of clients: ${look}` : ""}.` : "";
   const seeds = groups.some((group) => group.complete > 1) ? " Means over seeds ± sample deviation." : "";
-  const rows = groups.slice().sort((a, b) => (b.accuracy[report.measure]?.mean ?? -1) - (a.accuracy[report.measure]?.mean ?? -1));
+  const judged = (group) => group.accuracy[modelOf(group, report.measure)]?.mean ?? -1;
+  const rows = groups.slice().sort((a, b) => judged(b) - judged(a));
   return [element("p", {}, `Accuracy and what it cost, after the last round${report.arenas > 1 ? "" : "; the best of each column is bold"}.`, seeds), table("Comparison of methods", columns, rows, { id: "comparison", caption })];
 }
 
 function fairLook() {
   const looks = Object.keys(report.measures).filter((name) => name !== "global");
-  return looks.find((name) => groups.every((group) => group.fairness[name])) || looks.find((name) => groups.some((group) => group.fairness[name]));
+  return looks.find((name) => groups.every((group) => group.fairness[modelOf(group, name)])) || looks.find((name) => groups.some((group) => group.fairness[modelOf(group, name)]));
 }
 
 function everyRun() {
-  const models = Object.keys(report.measures);
+  const models = Object.keys(report.measures).filter((name) => name !== "own");
   const value = (model) => (run) => run.curves?.[model]?.accuracy.slice(-1)[0] ?? null;
   const own = (run) => (run.bytes ? Object.entries(run.bytes).filter(([kind]) => !kind.startsWith("evaluation")).reduce((sum, [, part]) => sum + part.payload + part.header, 0) : null);
   const columns = [{ name: "run", text: (run) => run.name }, { name: "method", text: (run) => run.method },
@@ -98,17 +101,20 @@ function everyRun() {
 
 // ---- clients ----
 function clients() {
-  const looks = Object.keys(report.measures).filter((name) => runs.some((run) => run.looks?.[name]));
+  const found = (number, look) => groupOf.has(number) && runs[number].looks[modelOf(groupOf.get(number), look)];
+  const looks = Object.keys(report.measures).filter((name) => runs.some((_, number) => found(number, name)));
   if (!looks.length) return null;
   const holder = element("div"), fair = element("div");
   function show(look) {
-    const rows = runs.map((run, number) => ({ run, number, found: run.looks?.[look] })).filter((row) => row.found).map(({ run, number, found }) => ({
-      ...found, name: groupOf.get(number).runs.length > 1 ? `${groupOf.get(number).label}, seed ${run.seed}` : groupOf.get(number).label, group: groupOf.get(number), split: run.split ?? run.name }));
+    const rows = runs.map((run, number) => ({ run, number })).filter(({ number }) => found(number, look)).map(({ run, number }) => ({
+      ...found(number, look), name: groupOf.get(number).runs.length > 1 ? `${groupOf.get(number).label}, seed ${run.seed}` : groupOf.get(number).label, group: groupOf.get(number), split: run.split ?? run.name }));
     const about = () => `Accuracy of single clients, ${report.measures[look]}. ` + list(rows.map((row) => `${row.name}: mean ${percent(row.mean)} %, worst tenth ${percent(row.worst_decile)} %`), 40);
     holder.replaceChildren(strips(about, rows).frame);
-    const column = (name, key, which, write) => ({ name, number: true, best: which, text: (group) => write(group.fairness[look][key]), value: (group) => group.fairness[look][key].mean, deviation: (group) => group.fairness[look][key].std });
-    fair.replaceChildren(table(`Fairness, ${report.measures[look]}`, [{ name: "method", text: (group) => group.label, show: named }, column("mean, %", "mean", "high", percents), column("std over clients, points", "std", "low", percents),
-      column("worst tenth, %", "worst_decile", "high", percents), column("Jain's index", "jain", "high", (found) => found.mean.toFixed(3))], groups.filter((group) => group.fairness[look])));
+    const of = (group) => group.fairness[modelOf(group, look)];
+    const column = (name, key, which, write) => ({ name, number: true, best: which, text: (group) => write(of(group)[key]), value: (group) => of(group)[key].mean, deviation: (group) => of(group)[key].std });
+    const judged = look === "own" ? [{ name: "judged by", text: (group) => group.own }] : [];
+    fair.replaceChildren(table(`Fairness, ${report.measures[look]}`, [{ name: "method", text: (group) => group.label, show: named }, ...judged, column("mean, %", "mean", "high", percents), column("std over clients, points", "std", "low", percents),
+      column("worst tenth, %", "worst_decile", "high", percents), column("Jain's index", "jain", "high", (found) => found.mean.toFixed(3))], groups.filter(of)));
   }
   const some = runs.some((run) => Object.values(run.looks || {}).some((look) => look.count > look.clients.length));
   show(looks[0]);

@@ -79,7 +79,7 @@ function line(name) {
     box.checked = ticked.has(name);
     const words = [row.method, row.data, known(row.clients) && `${row.clients} clients`, known(row.seed) && `seed ${row.seed}`].filter((word) => word && word !== "?").join(" · ");
     parts.about.replaceChildren(words, row.trouble && row.state !== "stopped" ? element("span", { class: "trouble" }, ` ${row.trouble}`) : "");
-    parts.accuracy.textContent = known(row.accuracy) ? `${percent(row.accuracy)} %` : "–";
+    parts.accuracy.replaceChildren(...(known(row.accuracy) ? [`${percent(row.accuracy)} %`, element("small", { title: WORDS[row.judged_by] }, row.judged_by === "global" ? "global" : "own")] : ["–"]));
     parts.round.textContent = progress(row);
     parts.state.textContent = stateWords(row);
     parts.state.className = `state ${row.state}`;
@@ -104,10 +104,10 @@ function listView() {
     // Running ones first, then the youngest; an order that changes with every round would move under the finger.
     const all = [...rows.values()].sort((a, b) => (b.state === "running") - (a.state === "running") || b.began - a.began || a.name.localeCompare(b.name, "en", { numeric: true })).filter(shown).map((row) => row.name);
     if (all.join("\n") !== order) { order = all.join("\n"); list.replaceChildren(...all.map((name) => lineOf.get(name).node)); }
-    empty.textContent = rows.size ? (all.length ? "" : "No run is like that.") : heard ? "There is no run in this folder yet. One that begins appears here by itself." : "Reading runs …";
+    empty.textContent = rows.size ? (all.length ? "" : "No run is like that.") : heard ? "There is no run in this folder yet. One that begins appears here by itself." : "";
     empty.hidden = !empty.textContent;
     const count = STATES.map((name) => [name, [...rows.values()].filter((row) => row.state === name).length]).filter(([, number]) => number);
-    title.textContent = count.length ? count.map(([name, number]) => `${number} ${name}`).join(", ") : "No runs";
+    title.textContent = count.length ? count.map(([name, number]) => `${number} ${name}`).join(", ") : heard ? "No runs" : "Reading runs …";
   }
   function update(changed) {
     for (const row of changed) {
