@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from fedlens.cli import app
 from fedlens.data.show import source_named
 from fedlens.report.figures import bytes_until, curve, learning_curves
 from fedlens.runs import RunFolder
@@ -97,3 +98,21 @@ def test_clients_are_listed_in_percent_the_worst_first(tmp_path):
     whole = json.loads(fedlens("clients", "run", "--json", cwd=tmp_path))
     (accuracies,) = whole["accuracies"].values()
     assert {int(client): value for client, value in accuracies.items()} == found
+
+
+@pytest.mark.parametrize(
+    ("words", "promise"),
+    [
+        ([], ""),
+        (["uplink=dp"], r"privacy, as simulated: epsilon \d+\.\d+ at delta 1e-05 of a client, with all of its data \("),
+        (
+            ["algorithm=fedxds", "algorithm.warmup_rounds=1", "algorithm.warmup_epochs=1"],
+            "privacy, as simulated: epsilon 20 at delta 1e-05 of one image, which does not hold: the mask depends on",
+        ),
+    ],
+)
+def test_a_run_ends_with_what_was_promised_about_what_left(words, promise, tmp_path, capsys):
+    few = ["model=cnn2", "clients=4", "cohort=2", "rounds=1", "local.steps=1", "picture=false", "engine=sequential"]
+    app(["run", *few, *words, f"out={tmp_path / 'run'}"], standalone_mode=False)
+    said = capsys.readouterr().out
+    assert (re.search(promise, said) is not None) if promise else ("privacy" not in said)

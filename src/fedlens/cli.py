@@ -9,7 +9,7 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -695,7 +695,20 @@ def _closing(result: Any, json: bool) -> None:
         words = {"before": "personal models before local training", "after": "personal models after local training"}
         numbers = f"mean {spread['mean']:.4f}, std {spread['std']:.4f}, worst decile {spread['worst_decile']:.4f}"
         print(f"{words.get(name, f'{name} models')}: {numbers} (each on its client's test shard)")
+    for line in _privacy_lines(Path(result.run) / "privacy.json"):
+        print(line)
     print(f"sent up {size(result.bytes_up)}, down {size(result.bytes_down)}; {result.seconds:.1f} s; {result.run}")
+
+
+def _privacy_lines(file: Path) -> Iterator[str]:
+    """What was promised about what left, where anything but plain updates did."""
+    for said in json_module.loads(file.read_text())["statements"] if file.exists() else ():
+        if said["epsilon"] is None:
+            promise = "no privacy"
+        else:
+            promise = f"epsilon {said['epsilon']:.4g} at delta {said['delta']:g}"
+        holds = "" if said["holds"] else f", which does not hold: {said['because']}"
+        yield f"privacy, as simulated: {promise} of {said['unit'].partition(';')[0]}{holds} ({file})"
 
 
 def _say_json(value: Any) -> None:

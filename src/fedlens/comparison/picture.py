@@ -40,7 +40,9 @@ def draw(runs: Sequence[Compared], path: Path) -> Path | None:
     handles: dict[str, Any] = {}
     for axis in axes.flat:
         handles |= {label: line for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=min(len(handles), 6))
+    figure.legend(
+        handles.values(), handles.keys(), loc="outside upper center", ncols=min(len(handles), 6), handlelength=3.5
+    )
     return save(figure, path)
 
 
