@@ -117,19 +117,25 @@ class Nobody:
 def run(experiment: Experiment | None = None, *, watcher: Watcher | None = None) -> Result:
     """From the beginning, into a new folder."""
     experiment = config.check(experiment or Experiment()).placed()
-    for stage, _, _ in experiment.timetable():
-        stage.cohort.size(experiment.clients)  # refused here, before anything is loaded or written
-    images = experiment.data.load()
-    if experiment.local.batch_size > len(images.train):
-        raise BadInput(f"local.batch_size is {experiment.local.batch_size}, but there are {len(images.train)} images")
-    experiment.federation(images)
-    experiment.network(images)
-    scope.check(experiment, images)
-    public_images(experiment)
-    check_trackers(experiment)
+    images, _, _ = checked(experiment)
     folder = RunFolder.create(experiment, config.to_yaml(experiment))
     with folder.locked():
         return _carry_on(folder, experiment, None, [], watcher or Nobody(), images)
+
+
+def checked(experiment: Experiment) -> tuple[Images, Federation, Network]:
+    """What a run works with; what it cannot work with is refused here, before anything is written."""
+    for stage, _, _ in experiment.timetable():
+        stage.cohort.size(experiment.clients)
+    images = experiment.data.load()
+    if experiment.local.batch_size > len(images.train):
+        raise BadInput(f"local.batch_size is {experiment.local.batch_size}, but there are {len(images.train)} images")
+    federation, _ = experiment.federation(images)
+    net = experiment.network(images)
+    scope.check(experiment, images)
+    public_images(experiment)
+    check_trackers(experiment)
+    return images, federation, net
 
 
 _CHANGEABLE = (

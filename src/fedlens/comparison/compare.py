@@ -21,9 +21,7 @@ from ..engines.sequential import Sequential
 from ..experiment import Experiment
 from ..papers.grid import GOES_WRONG, Cell, Column, Grid, Row, decides, laid, reason, same
 from ..report.collect import flat
-from ..robust import scope
 from ..runs import RunFolder
-from ..track import check as check_trackers
 from .board import Board
 from .measured import Compared, check_same_split, existing, measured
 from .picture import draw
@@ -211,19 +209,9 @@ def _refused(missing: Sequence[tuple[Cell, Task]]) -> dict[str, str]:
 def _check(experiment: Experiment) -> None:
     """What a run checks before it has a folder, and what its method says before the first client's first step."""
     experiment = config.check(experiment).placed()
-    timetable = experiment.timetable()
-    for stage, _, _ in timetable:
-        stage.cohort.size(experiment.clients)
-    images = experiment.data.load()
-    if experiment.local.batch_size > len(images.train):
-        raise BadInput(f"local.batch_size is {experiment.local.batch_size}, but there are {len(images.train)} images")
-    federation, _ = experiment.federation(images)
-    net = experiment.network(images)
-    scope.check(experiment, images)
-    simulate.public_images(experiment)
-    check_trackers(experiment)
+    images, federation, net = simulate.checked(experiment)
     nothing = Dataset(torch.zeros(0, *images.x.shape[1:]), torch.zeros(0, dtype=torch.long))  # FedAux would learn long
-    stage, server = timetable[0][0], Server(net, Tree(), experiment.clients, auxiliary=nothing)
+    stage, server = experiment.timetable()[0][0], Server(net, Tree(), experiment.clients, auxiliary=nothing)
     server = replace(server, state=enter(stage, server))
     shared = server.state.get("shared", Tree())
     job = Job(stage, stage.algorithm.broadcast(server), shared, 0, at=0, since=0, seed=experiment.seed)
