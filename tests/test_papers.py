@@ -1,6 +1,7 @@
 """Tables of papers: what is missing is run, nothing is mixed, and every number is that of its runs."""
 
 import json
+import math
 import shlex
 from contextlib import nullcontext
 
@@ -25,7 +26,7 @@ from fedlens.papers import Figure, fedsls, reproducible
 from fedlens.papers.cost import measured, operations, pass_cost
 from fedlens.papers.grid import Column, Grid, Reported, Row, checked, gather, reproduce, seeds_of, tagged
 from fedlens.papers.latents import Eye, comparable, latents, likeness, quartiles, saliency_maps
-from fedlens.papers.weighing import copies, weights_of, weights_over_rounds
+from fedlens.papers.weighing import Weights, copies, weights_by_switch, weights_of, weights_over_rounds
 from fedlens.runs import RunFolder
 
 SMALL = (
@@ -441,12 +442,40 @@ def test_weights_over_rounds():
     assert weights_of({0: Tree()}, experiment.algorithm) is None
 
 
+def test_weights_by_switch_are_those_of_a_run_with_it():
+    words = {"sum": (), "mean": ("algorithm.normalize=mean",), "trained": ("algorithm.pretrain_epochs=1",)}
+    experiments = {name: weighing("rounds=1", *own) for name, own in words.items()}
+    net, federation = parts(experiments["sum"])
+    switched = {name: one.algorithm for name, one in experiments.items()}
+    found = weights_by_switch(experiments["sum"], net, federation, switched, 0)
+    for name, experiment in experiments.items():
+        run = weights_over_rounds(experiment, *parts(experiment))[0]
+        for mine, theirs in ((found[name].used, run.used), (found[name].saliency, run.saliency)):
+            assert mine == pytest.approx(theirs, rel=1e-12)
+    assert found["sum"].used != found["mean"].used != found["trained"].used
+    some = weights_by_switch(experiments["sum"], net, federation, {"sum": switched["sum"]}, 3)["sum"]
+    assert some.examples == found["sum"].examples and some.saliency != found["sum"].saliency
+    assert some.saliency == pytest.approx(found["sum"].saliency, rel=0.5)
+
+
+def test_what_is_said_of_weights_by_hand():
+    from scipy.stats import entropy, spearmanr
+
+    sizes, totals = {0: 10.0, 1: 30.0, 2: 60.0, 3: 10.0}, {0: 5.0, 1: 9.0, 2: 48.0, 3: 5.0}
+    by_samples = {c: n / 110 for c, n in sizes.items()}
+    weights = Weights(sizes, totals, by_samples, {c: total / 67 for c, total in totals.items()})
+    assert weights.counted == pytest.approx(math.exp(entropy([5, 9, 48, 5])))
+    assert weights.moved == pytest.approx(48 / 67 - 60 / 110)  # one alone gained
+    assert weights.grows == pytest.approx(spearmanr([10, 30, 60, 10], [0.5, 0.3, 0.8, 0.5]).statistic)
+
+
 SKETCH = {
     "figure1": ("algorithm.pretrain_epochs=0",),
     "figure3": (),
     "figure4": (),
     "figure5": (),
     "static_dynamic": ("rounds=2", "algorithm.recompute_every=1", "algorithm.pretrain_epochs=0"),
+    "weights": ("algorithm.pretrain_epochs=0",),
     "cost": (),
     "seconds": ("algorithm.pretrain_epochs=0",),
 }

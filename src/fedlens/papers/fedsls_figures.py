@@ -26,10 +26,10 @@ from ..report.style import pyplot, save
 from ..simulate import label_counts, matmuls, threads
 from . import Figure
 from .cost import pass_cost, weighing_cost
-from .fedsls import ALPHAS, WORDS, column
+from .fedsls import ALPHAS, SWITCHES, WORDS, column
 from .grid import laid
 from .latents import SIDE, Eye, comparable, latents, likeness, quartiles, saliency_maps
-from .weighing import copies, some_clients, weights_over_rounds
+from .weighing import copies, effective, some_clients, weights_by_switch, weights_over_rounds
 
 _SOURCES = {"cifar10": 1, "cifar100": 1, "tiny_imagenet": 2}  # figure 5's images, in these proportions
 _HEADS = {"stand-in": 200, "": 10}  # classes that initial weights know; ImageNet's 1000 otherwise
@@ -124,6 +124,20 @@ def static_and_dynamic(words: Sequence[str], images: int, path: Path) -> list[Pa
     return [drawn, _note(path, {"shares": shares, "by_samples": found[0].by_samples, **_setting(experiment)})]
 
 
+def switched_weights(words: Sequence[str], images: int, path: Path) -> list[Path]:
+    """What every switch makes of clients' weights before the first round: how equal they are, how far from FedAvg's."""
+    experiment = asked(words)
+    ways = {"fedsls": (), **SWITCHES}
+    ways.pop("dynamic")  # which needs rounds
+    switched = {name: asked([*words, *own]).algorithm for name, own in ways.items()}
+    with threads(1), matmuls(experiment.precision):
+        found = weights_by_switch(experiment, *parts(experiment), switched, images)
+    numbers = {name: {"counted": w.counted, "moved": w.moved, "grows": w.grows} for name, w in found.items()}
+    by_samples = effective(found["fedsls"].by_samples.values())
+    drawn = drawing.switched_weights(numbers, {"samples": by_samples, "uniform": experiment.clients}, path)
+    return [drawn, _note(path, {"switches": numbers, "by_samples": by_samples, **_setting(experiment)})]
+
+
 def cost(words: Sequence[str], images: int, path: Path) -> list[Path]:
     """Operations and memory of the guided pass, beside the paper's."""
     experiment = asked(words)
@@ -168,6 +182,7 @@ FIGURES = [
     Figure("fedsls/figure4", "who owns how many images of which class", 0, bubbles),
     Figure("fedsls/figure5", "SSIM, cosine and distance of latents to their images", 10_000, likeness_boxes),
     Figure("fedsls/static_dynamic", "weights found once against weights found again and again", 0, static_and_dynamic),
+    Figure("fedsls/weights", "what every switch makes of clients' weights, before any round", 100, switched_weights),
     Figure("fedsls/cost", "operations and memory of the guided pass over 1,000 images", 1000, cost),
     Figure("fedsls/seconds", "seconds and memory until all clients know their weight", 0, seconds),
 ]

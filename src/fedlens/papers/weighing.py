@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..algorithms.fedsls import Weigh, is_usable, shares
-from ..core.algorithm import Server
-from ..core.batches import Federation
+import torch
+
+from ..algorithms.fedsls import FedSLS, Weigh, is_usable, shares
+from ..core.algorithm import Client, Recipe, Server
+from ..core.batches import Federation, Shard
 from ..core.errors import BadInput
+from ..core.evaluate import pieces
 from ..core.network import Network
-from ..core.rng import key
+from ..core.rng import generator, key
 from ..core.run import Engine, Job, Reply, enter
 from ..core.run import run as run_rounds
 from ..core.tree import Tree
 from ..engines.lanes import Lanes
 from ..engines.sequential import Sequential
 from ..experiment import Experiment
+
+_ONLY_FEDSLS = "algorithm: clients look at their images before the first round under fedsls alone"
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,33 @@ class Weights:
     def per_image(self) -> dict[int, float]:
         return {client: total / max(self.examples[client], 1) for client, total in self.saliency.items()}
 
+    @property
+    def counted(self) -> float:
+        """As how many clients they count: the exponential of the entropy of their shares."""
+        return effective(self.used.values())
+
+    @property
+    def moved(self) -> float:
+        """The part of FedAvg's weight that went to other clients."""
+        return sum(abs(share - self.by_samples[client]) for client, share in self.used.items()) / 2
+
+    @property
+    def grows(self) -> float:
+        """Rank correlation of saliency per image with the number of images."""
+        ranks = [_ranks([by[client] for client in self.examples]) for by in (self.per_image, self.examples)]
+        return float(torch.corrcoef(torch.stack(ranks))[0, 1])
+
+
+def effective(shares: Iterable[float]) -> float:
+    return math.exp(-sum(share * math.log(share) for share in shares if share > 0))
+
+
+def _ranks(values: list[float]) -> torch.Tensor:
+    """From 0; those that are equal share the mean of their places."""
+    numbers = torch.tensor(values, dtype=torch.float64)
+    below = (numbers[:, None] > numbers).sum(1)
+    return below + ((numbers[:, None] == numbers).sum(1) - 1) / 2
+
 
 def weights_of(memories: Mapping[int, Tree], recipe: Any) -> Weights | None:
     """From what clients remember; none where the method has no saliency weights."""
@@ -42,6 +75,10 @@ def weights_of(memories: Mapping[int, Tree], recipe: Any) -> Weights | None:
         return None
     examples = {client: float(saliency.examples) for client, saliency in kept.items()}
     totals = {client: float(saliency.total) for client, saliency in kept.items()}
+    return weights_from(examples, totals, rule)
+
+
+def weights_from(examples: dict[int, float], totals: dict[int, float], rule: Any) -> Weights:
     counted = [total if rule.normalize == "sum" else total / max(examples[c], 1) for c, total in totals.items()]
     by_samples = shares([*examples.values()])
     used = shares(counted) if is_usable(counted) else by_samples
@@ -67,20 +104,48 @@ def some_clients(federation: Federation, count: int = 4) -> list[int]:
 
 def copies(experiment: Experiment, net: Network, federation: Federation, clients: Iterable[int]) -> dict[int, Tree]:
     """The weights that these clients looked at their images with before the first round, made again and kept."""
-    job = first_job(experiment, net, len(federation.train))
-    engine, found = Sequential(net, federation), {}
-    for number in clients:
-        client, batches = engine.open(job, number)
-        local = engine.local_training(job, number, client, batches)
-        found[number] = Tree(params=local.params, buffers=local.buffers)
-    return found
+    return {number: copy(experiment, net, federation, number)[1] for number in clients}
+
+
+def copy(experiment: Experiment, net: Network, federation: Federation, number: int) -> tuple[Client, Tree]:
+    """A client, and the weights it looked at its images with."""
+    job, engine = first_job(experiment, net, len(federation.train)), Sequential(net, federation)
+    client, batches = engine.open(job, number)
+    local = engine.local_training(job, number, client, batches)
+    return client, Tree(params=local.params, buffers=local.buffers)
+
+
+def weights_by_switch(
+    experiment: Experiment, net: Network, federation: Federation, switched: Mapping[str, Recipe], images: int
+) -> dict[str, Weights]:
+    """What clients would count by before the first round, under each way to look; no round is trained.
+
+    A client looks at so many of its images, 0 for all, and is taken to have the same saliency an image on the others.
+    """
+    ways = {name: recipe for name, recipe in switched.items() if isinstance(recipe, FedSLS)}
+    if len(ways) < len(switched):
+        raise BadInput(_ONLY_FEDSLS)
+    examples = {number: float(len(owned)) for number, owned in federation.train.items()}
+    totals: dict[str, dict[int, float]] = {name: {} for name in ways}
+    for number, owned in federation.train.items():
+        order = torch.randperm(len(owned), generator=generator(key(experiment.seed, "figure", number)))
+        looked_at = Shard(federation.data, owned[order[: images or None].to(owned.device)])
+        trained: dict[int, tuple[Client, Tree]] = {}  # by epochs: nothing else of a way to look changes the copy
+        for name, recipe in ways.items():
+            if recipe.pretrain_epochs not in trained:
+                trained[recipe.pretrain_epochs] = copy(replace(experiment, algorithm=recipe), net, federation, number)
+            found = torch.cat(
+                [recipe.of_images(*trained[recipe.pretrain_epochs], piece) for piece in pieces(looked_at)]
+            )
+            totals[name][number] = float(found.mean()) * len(owned)
+    return {name: weights_from(examples, totals[name], recipe) for name, recipe in ways.items()}
 
 
 def first_job(experiment: Experiment, net: Network, population: int) -> Job:
     """The work order by which all clients find their numbers before anything is averaged."""
     stage, at, since = experiment.timetable()[0]
     if not isinstance(stage.algorithm, Weigh):
-        raise BadInput("algorithm: clients look at their images before the first round under fedsls alone")
+        raise BadInput(_ONLY_FEDSLS)
     server = Server(net, Tree(), population, key=key(experiment.seed, "server", 0))
     server = replace(server, state=enter(stage, server))
     return Job(stage, stage.algorithm.broadcast(server), Tree(), 0, at, since, experiment.seed)

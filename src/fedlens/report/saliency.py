@@ -119,3 +119,25 @@ def moved_weights(over_rounds: Mapping[int, Any], path: Path) -> Path:
     distance.legend()
     figure.tight_layout()
     return save(figure, path)
+
+
+def switched_weights(numbers: Mapping[str, Mapping[str, float]], marks: Mapping[str, float], path: Path) -> Path:
+    """A line for each way to weigh, the most equal at the top; marks are what clients count as by two plain ways."""
+    panels = {
+        "counted": "as how many clients they count",
+        "moved": "weight moved from FedAvg's",
+        "grows": "saliency per image with size\n(rank correlation)",
+    }
+    order = sorted(numbers, key=lambda name: numbers[name]["counted"])
+    figure, axes = pyplot().subplots(1, len(panels), figsize=(11, 0.27 * len(order) + 1.1), sharey=True)
+    for (measure, title), axis in zip(panels.items(), axes, strict=True):
+        axis.plot([numbers[name][measure] for name in order], range(len(order)), "o", color=COLOURS[0])
+        axis.set_title(title, fontsize=10)
+    for (name, value), colour in zip(marks.items(), COLOURS[1:], strict=False):
+        axes[0].axvline(value, color=colour, linewidth=1.2, label=name)
+    axes[0].legend(fontsize=8, loc="lower right")
+    axes[1].set_xlim(left=0)
+    axes[1].xaxis.set_major_formatter("{x:.0%}")
+    axes[0].set_yticks(range(len(order)), order)
+    figure.tight_layout()
+    return save(figure, path)
