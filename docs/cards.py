@@ -1,6 +1,6 @@
-"""Writes a card for each method, from its docstring, its fields and its own messages.
+"""Writes a card for each method, from its docstring, its fields and its own messages; and what each lets leave.
 
-python docs/cards.py                       writes docs/methods.md and docs/methods/
+python docs/cards.py                       writes docs/methods.md, docs/methods/ and a table in docs/privacy.md
 python docs/cards.py --check               only says whether they are stale, by its exit code
 python docs/cards.py --measured FOLDER     first takes over the numbers of a finished `fedlens compare`
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import inspect
 import io
 import json
@@ -39,6 +40,27 @@ RUNS = {  # what else a method needs before it can run
     "feddf": "auxiliary=fashion_mnist",
     "fedaux": "auxiliary=fashion_mnist",
 }
+BEGIN, END = "<!-- what leaves: made by `python docs/cards.py` from the code -->", "<!-- end of what leaves -->"
+PART = "part of delta"  # where some weights stay at the client, or are left out
+REVEALS = {  # what a part of a message can tell at worst to whoever knows the method; the most telling first
+    "x": "the images, masked (FedXDS) or less what an autoencoder says of them (FedFed), under noise; to all clients",
+    "vae": "images that an autoencoder learnt to draw",
+    "control": "images and labels of small batches: after one step it is the gradient itself",
+    "delta": "images and labels of small batches, whether an image was trained on, which classes there are",
+    "model": "as delta, which is its difference to what was sent down",
+    PART: "as delta, as far as these weights tell",
+    "y": "labels of the images beside them; to all clients",
+    "counts": "how many images of each class",
+    "scores": "which public images are like its own, with noise",
+    "saliency": "a sum over all its images (FedSL: about their brightness), and how many they are",
+    "discrepancy": "how uneven its labels are",
+    "kept": "which filters matter for its images",
+    "weight": "how many images it has",
+    "examples": "how many images it has",
+    "reach": "how many local steps it took",
+    "shape": "the size of an image",
+    "ticket": "which messages are of one client",
+}
 BOUNDS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
 
 
@@ -49,7 +71,10 @@ def cards() -> dict[Path, str]:
         raise SystemExit(f"methods.yaml and the registry disagree about {', '.join(sorted(wrong))}")
     measured = json.loads((DOCS / "measured.json").read_text("utf-8"))
     made = {DOCS / "methods" / f"{name}.md": card(name, said[name], measured) for name in ALGORITHMS}
-    return {**made, DOCS / "methods.md": overview(said, measured)}
+    privacy = (DOCS / "privacy.md").read_text("utf-8")
+    before, after = privacy.partition(BEGIN)[0], privacy.partition(END)[2]
+    leaving = f"{before}{BEGIN}\n\n{what_leaves()}\n\n{END}{after}"
+    return {**made, DOCS / "methods.md": overview(said, measured), DOCS / "privacy.md": leaving}
 
 
 # ---- one card --------------------------------------------------------------------------------------------------------
@@ -110,6 +135,50 @@ def messages(name: str) -> str:
     about = f"Of each client that takes part in a round, for {MODELS[model]} on colour images of 32 pixels, ten classes"
     about += "; shared images are those of a federation of two images." if once else "."
     return f"{table(head, rows)}\n\n{about} From its own hooks, as `fedlens describe {name}` shows them."
+
+
+# ---- what leaves a client --------------------------------------------------------------------------------------------
+def what_leaves() -> str:
+    """Methods that send the same have one row, those that send least first; then what each part is worth."""
+    sent = {name: parts_sent(name) for name in ALGORITHMS}
+    parts = {part for each in sent.values() for when in each for part in when}
+    if wrong := parts ^ set(REVEALS):
+        raise SystemExit(f"REVEALS in docs/cards.py and what methods send disagree about {', '.join(sorted(wrong))}")
+    rows = []
+    for each_round, once in sorted(set(sent.values()), key=lambda when: (len(when[0]) + len(when[1]), when)):
+        names = [name for name, parts in sent.items() if parts == (each_round, once)]
+        linked = ", ".join(f"[{ALGORITHMS[name].__name__}](methods/{name}.md)" for name in names)
+        worst = next((REVEALS[part] for part in REVEALS if part in (*each_round, *once)), "nothing")
+        rows.append([linked, ", ".join(each_round) or "nothing", ", ".join(once) or "nothing", worst])
+    methods = table(["method", "in each round", "once", "at worst it shows"], rows)
+    return f"{methods}\n\n{table(['part', 'at worst it shows'], [[part, told] for part, told in REVEALS.items()])}"
+
+
+@functools.lru_cache
+def parts_sent(name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What a client sends by this method at its defaults: (in each round that it takes part in, once)."""
+    experiment = config.read(None, [f"algorithm={name}", f"model={usual_model(name)}"])
+    rounds = [stage.rounds for stage, at, _ in experiment.timetable() if at == 0]
+    ups: dict[str, dict[str, tuple[int, ...]]] = {}
+    for leaf in describe(experiment, classes=10, channels=3, size=32):
+        up = ups.setdefault(leaf.stage, {})
+        if leaf.where == "up" and leaf.name != "(header)":
+            up[leaf.name] = leaf.shape
+    found: tuple[dict[str, None], dict[str, None]] = {}, {}
+    for up, count in zip(ups.values(), rounds, strict=True):
+        tops = dict.fromkeys(path.partition("/")[0] for path in up)
+        is_part = any(up.get(path) != shape for path, shape in whole_update(usual_model(name)).items())
+        found[count == 1].update(dict.fromkeys(PART if top == "delta" and is_part else top for top in tops))
+    each_round, once = (tuple(sorted(parts, key=list(REVEALS).index)) for parts in found)
+    return each_round, once
+
+
+@functools.lru_cache
+def whole_update(model: str) -> dict[str, tuple[int, ...]]:
+    """The update of all weights of a model: FedAvg's."""
+    experiment = config.read(None, ["algorithm=fedavg", f"model={model}"])
+    leaves = describe(experiment, classes=10, channels=3, size=32)
+    return {leaf.name: leaf.shape for leaf in leaves if leaf.where == "up" and leaf.name.startswith("delta/")}
 
 
 def contents(leaves: dict[str, int]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -249,6 +250,23 @@ def test_grid_is_written(tmp_path, kind):
         Image = pytest.importorskip("PIL.Image")
         wide, high = Image.open(path).size
         assert wide > high  # five columns, three rows
+
+
+def test_the_line_below_a_grid_says_what_its_colours_are(tmp_path, monkeypatch):
+    """About those kinds of maps alone that are drawn."""
+    import matplotlib
+
+    monkeypatch.setitem(matplotlib.rcParams, "svg.fonttype", "none")
+    both, heat = torch.tensor([[[1.0, -1.0], [0.0, 3.0]]]), torch.tensor([[[1.0, 1.0], [0.0, 3.0]]])
+
+    def below(maps):
+        text = draw_grid(pictures(1, 1, 2, 2, 0), maps, tmp_path / "a.svg", asked="the dog").read_text()
+        return " ".join(re.findall(r">([^<]+)</text>", text))
+
+    signs, warmth = "red speaks for the dog, blue against it", "black to yellow: how much a place speaks for "
+    assert signs in below({"a": both, "b": both}) and warmth not in below({"a": both})
+    assert f"{warmth}the dog" in below({"a": heat}) and signs not in below({"a": heat})
+    assert f"{signs}; {warmth}it; each map is scaled" in below({"a": both, "b": heat})
 
 
 def test_gray_images_and_constant_maps_can_be_drawn(tmp_path):

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from fedlens import cli, simulate
 from fedlens.algorithms import ALGORITHMS, SPATL, FedAvg, FedFed, FedMTL, FedNova, FedPer, FedXDS, Local, Scaffold
 from fedlens.audit import measures
-from fedlens.audit.attack import Answers, Images, Inapplicable, Knowledge, Prior, Verdict, trained
+from fedlens.audit.attack import LEGEND, Answers, Images, Inapplicable, Knowledge, Prior, Verdict, trained
 from fedlens.audit.examine import ATTACKS, audit
 from fedlens.audit.exchange import exchanged
 from fedlens.audit.gradients import GradientInversion, LabelLeakage, read_labels
@@ -554,6 +554,20 @@ def test_the_command(real):
             assert all(m["low"] <= m["value"] <= m["high"] for m in verdict[kind].values())
     assert "idlg" in (real / "audit.md").read_text()
     assert (real / "figures" / "audit.png").exists() and (real / "figures" / "audit-idlg.png").exists()
+
+
+def test_the_columns_are_explained_where_they_are_read(real):
+    said = CliRunner().invoke(cli.app, ["audit", str(real), "--attacks", "loss,labels", "--candidates", "100"])
+    table, *lines = said.stdout.split("found: ", 1)
+    for name, meaning in LEGEND.items():
+        assert name.split()[-1] in table and f"{name}: {meaning}." in f"found: {lines[0]}"
+        assert f"- {name}: {meaning}." in (real / "audit.md").read_text()
+    head = (real / "audit.md").read_text().splitlines()[2]
+    assert [cell.strip() for cell in head.split("|")[3:6]] == list(LEGEND)
+    found = json.loads((real / "audit.json").read_text())["verdicts"][0]
+    row = (real / "audit.md").read_text().splitlines()[4].split("|")
+    for cell, kind in zip(row[3:6], ("found", "chance", "undefended"), strict=True):
+        assert cell.strip() == str(Measure(**found[kind]["AUC"]))
 
 
 def test_bad_input_is_one_sentence(real, tmp_path):

@@ -2,19 +2,25 @@
 
 import dataclasses
 import importlib.util
+import inspect
 import json
 import re
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import pytest
 
-from fedlens import config
+from fedlens import config, simulate
 from fedlens.algorithms import ALGORITHMS
 from fedlens.core.algorithm import Algorithm
 from fedlens.core.fields import Positive, Share
+from fedlens.core.rng import numpy_generator
+from fedlens.core.wire import decode
+from fedlens.describe import usual_model
 from fedlens.recommend import known
 
 ROOT = Path(__file__).parents[1]
@@ -70,6 +76,65 @@ def test_messages_are_those_that_the_docstring_promises(name, made):
                 assert {word for word in own if "base" not in word} <= names
             else:
                 assert set(own) == names
+
+
+def leaving(made) -> dict[str, tuple[set[str], set[str]]]:
+    """Method -> (parts sent in each round, parts sent once), as the table of privacy.md has it."""
+    found = {}
+    text = made[ROOT / "docs/privacy.md"]
+    for names, *when in re.findall(r"^\| (\[.*?) \| (.*?) \| (.*?) \| .* \|$", text, re.MULTILINE):
+        parts = tuple({part.removeprefix("part of ") for part in cell.split(", ")} - {"nothing"} for cell in when)
+        for name in re.findall(r"methods/(\w+)\.md", names):
+            assert name not in found, "a method has one row"
+            found[name] = parts
+    return found
+
+
+def promised(algorithm) -> set[str]:
+    """What an algorithm's docstring says that clients send: written by hand, while the table is found by running."""
+    said = re.search(r"\bup: ([^;\n]*)", inspect.getdoc(type(algorithm)))[1]
+    words = re.split(", (?:and )?", said)
+    own = {word for word in words if word not in ("nothing", "as its base", "how they are packed")}
+    return own | (promised(algorithm.base) if "as its base" in words else set())
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_what_leaves_is_what_docstrings_promise(name, made):
+    experiment = config.read(None, [f"algorithm={name}", f"model={usual_model(name)}"])
+    stages = [stage.algorithm for stage, at, _ in experiment.timetable() if at == 0]
+    each_round, once = leaving(made)[name]
+    assert each_round | once == set().union(*map(promised, stages))
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedper", "fedsls", "fedxds", "fedfed", "fedgen", "finetune"])
+def test_what_leaves_is_what_crossed_in_a_run(name, made, tmp_path):
+    """Every upload of a small run as it was sent, and in how many rounds a part was."""
+    x = numpy_generator(1).integers(0, 256, (60, 16, 16), np.uint8)
+    np.savez(tmp_path / "few.npz", x=x, y=np.arange(60) % 3)
+    words = [f"data={tmp_path / 'few.npz'}", "partition=iid", "clients=2", "cohort=2", "rounds=2", "local.steps=1"]
+    words += {"fedxds": ["algorithm.warmup_rounds=2"], "fedfed": ["algorithm.distil_rounds=2"]}.get(name, [])
+    words += ["model=cnn2", "evaluate.personal=none", "picture=false", "engine=sequential", "transcript=500"]
+    simulate.run(config.read(None, [*words, f"algorithm={name}", f"out={tmp_path / 'run'}"]))
+    crossed = Counter(
+        part
+        for path in sorted((tmp_path / "run" / "transcript").glob("*.safetensors"))
+        for part in {part for upload in decode(path.read_bytes()).replies.values() for part in upload}
+    )
+    each_round, once = leaving(made)[name]
+    assert {part for part, rounds in crossed.items() if rounds > 1} == each_round
+    assert {part for part, rounds in crossed.items() if rounds == 1} == once
+
+
+def test_part_of_delta_is_where_weights_stay(cards):
+    part = {name for name in ALGORITHMS if cards.PART in cards.parts_sent(name)[0]}
+    assert part == {"fedper", "fedrep", "lgfedavg", "pse", "spatl", "spatl_official"}
+
+
+def test_a_part_that_nobody_explained_is_named(cards, monkeypatch):
+    monkeypatch.delitem(cards.REVEALS, "reach")
+    monkeypatch.setattr(cards, "parts_sent", lambda name: (("delta", "reach") if name == "fednova" else ("delta",), ()))
+    with pytest.raises(SystemExit, match=r"disagree about .*reach"):
+        cards.what_leaves()
 
 
 def test_results_are_those_of_the_evidence(made):

@@ -49,7 +49,8 @@ def test_data_show_draws_the_split(tmp_path):
 
 def test_explain_a_run_and_its_clients(finished):
     words = ["--images", "2", "--methods", "lrp,guided_backprop"]
-    assert fedlens("explain", "run", *words, cwd=finished).strip() == os.path.join("run", "figures", "explain.png")
+    place, legend = fedlens("explain", "run", *words, cwd=finished).splitlines()
+    assert place == os.path.join("run", "figures", "explain.png") and "red speaks for the true class" in legend
     picture = json.loads(fedlens("explain", "run", *words, "--clients", "0,3", "--json", cwd=finished))["picture"]
     assert (finished / picture).stat().st_size > 5_000
     assert "lrp" in fedlens("explain", "run", "--methods", "lpr", cwd=finished, code=2)
@@ -68,7 +69,8 @@ def test_learning_curves_of_several_runs(finished, tmp_path):
 
 def test_explain_a_model_without_a_run(tmp_path):
     words = ["model=cnn2", "--images", "2", "--methods", "gradient", "--out", "look.svg"]
-    assert fedlens("explain", *words, cwd=tmp_path).strip() == "look.svg" and (tmp_path / "look.svg").exists()
+    place, legend = fedlens("explain", *words, cwd=tmp_path).splitlines()
+    assert place == "look.svg" and (tmp_path / place).exists() and "red speaks for the class asked about" in legend
 
 
 def test_bench_gives_a_row_for_each_engine(tmp_path):

@@ -235,7 +235,7 @@ def test_a_method_that_fails_is_shown_and_the_others_go_on(tmp_path):
         found = compare(asked(["fedrep", "fedavg", "pse", *SMALL]), [0], out, silent(), processes)
         states = {run.method: run.state for run in found.runs}
         assert states == {"fedrep": "failed", "fedavg": "complete", "pse": "failed"} and not found.complete
-        assert "pse, seed 0 is failed: " in (out / "compare.md").read_text()
+        assert "- pse failed: " in (out / "compare.md").read_text()
         assert " pse.attention=self" in (out / "compare.md").read_text()
 
 
@@ -246,16 +246,40 @@ def test_what_cannot_run_is_found_out_before_anything_is_trained(tmp_path, monke
         "class Faulty(FedAvg):\n    def setup(self, server):\n        return server.nothing\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    began, end = [], Board.changed
+    began, told = [], []
     monkeypatch.setattr(simulate, "run", lambda experiment, watcher: began.append(experiment.out))
-    told = io.StringIO()
-    monkeypatch.setattr(Board, "changed", lambda board, line: (told.write(f"{len(began)} "), end(board, line)))
+    monkeypatch.setattr(Board, "say", lambda board, text: told.append((len(began), text)))
     words = ["fedavg", "pse", "fedrep", "faulty:Faulty", "fedprox", *SMALL]
-    compare(asked(words), [0, 1], tmp_path / "out", Board(told), processes=1)
+    found = compare(asked(words), [0, 1], tmp_path / "out", silent(), processes=1)
     assert len(began) == 4 and not any("pse" in out or "fedrep" in out or "Faulty" in out for out in began)
-    lines = [line for line in told.getvalue().splitlines() if "failed" in line]
-    assert len(lines) == 6 and all(re.match(r"(0 )+\[", line) for line in lines), lines  # nothing had begun
-    assert [line for line in lines if "faulty:Faulty seed 0: failed: AttributeError: 'Server'" in line]
+    refused, rest = told[:3], told[3:]  # each of them once, before anything had begun
+    assert [(count, text.partition(" failed: ")[0]) for count, text in refused] == [
+        (0, "pse"),
+        (0, "fedrep"),
+        (0, "faulty:Faulty"),
+    ]
+    assert "faulty:Faulty failed: AttributeError: 'Server'" in refused[2][1]
+    assert [re.match(r"\[(.*?)\]", text)[1] for _, text in rest] == [f"{n} of 4" for n in range(1, 5)]
+    assert [line for line in found.said() if " failed: " in line] == [text for _, text in refused]
+
+
+def test_a_method_in_trouble_is_named_once_and_with_its_place_where_only_some_runs_are():
+    def failed(setting, seed, why):
+        return Compared(setting, "pse", seed, Path("x"), "failed", why)
+
+    everywhere = [failed(setting, seed, "no maps") for seed in (0, 1) for setting in ("alpha=0.1", "alpha=5")]
+    fine = [replace(compared("fedavg", seed), setting=one) for seed in (0, 1) for one in ("alpha=0.1", "alpha=5")]
+    assert Comparison([*fine, *everywhere], "global").troubles("failed") == ["pse failed: no maps."]
+    some = [*everywhere[:1], replace(compared("pse"), setting="alpha=5"), failed("alpha=0.1", 1, "no maps")]
+    assert Comparison([*fine, *some], "global").troubles("failed") == [
+        "pse (alpha=0.1, seed 0; alpha=0.1, seed 1) failed: no maps."
+    ]
+    two = [failed("", 0, "no maps"), failed("", 1, "no memory")]
+    assert Comparison(two, "global").troubles("failed") == [
+        "pse (seed 0) failed: no maps.",
+        "pse (seed 1) failed: no memory.",
+    ]
+    assert Comparison(two, "global").troubles("corrupt") == []
 
 
 # ---- how it looks ----------------------------------------------------------------------------------------------------
@@ -398,8 +422,8 @@ def test_half_finished_and_corrupt_runs_are_shown_as_such(done, tmp_path):
     found = compare_existing([tmp_path])
     assert sorted(run.state for run in found.runs) == ["complete", "complete", "corrupt", "corrupt", "unfinished"]
     text = "\n".join(found.said())
-    assert "mu=1, seed 0 is unfinished: 2 of 2 rounds" in text
-    assert "mu=0.1, seed 0 is corrupt: " in text and "not a whole Parquet file" in text
+    assert "mu=1 is unfinished: 2 of 2 rounds" in text
+    assert "mu=0.1 is corrupt: " in text and "not a whole Parquet file" in text
     assert "broken is corrupt: " in text and "cannot be read as YAML" in text
     assert found.rows("")[-1]["rank"] is None
 

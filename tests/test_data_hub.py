@@ -41,6 +41,7 @@ def test_parquet_files_as_the_hub_stores_them(library, tmp_path):
     assert (images.x.numpy() == np.concatenate(pixels).transpose(0, 3, 1, 2)).all()
     assert images.classes == ("cat", "dog") and images.test.tolist() == list(range(20, 28))
     assert images.users.tolist() == [n % 3 for n in (*range(20), *range(8))]
+    assert images.owner_names == ("w0", "w1", "w2")
     with pytest.raises(BadInput, match="has no column 'lable'; did you mean 'label'"):
         Hub(str(tmp_path / "set"), image="img", label="lable").load()
     with pytest.raises(BadInput, match="has no such split; did you mean 'train'"):

@@ -331,6 +331,8 @@ def test_a_data_set_of_the_hub(hub):
     assert images.users.tolist() == [0, 0, 1, 1, 2, 2, 0, 1, 2] and images.test.tolist() == [6, 7, 8]
     assert images.origin == "hub some/set@abc" and hub.asked == [("some/set", "big", "abc")]
     assert source.load().checksum == images.checksum and len(hub.asked) == 1  # the second time from the copy
+    by_domain = replace(source, user="", domain="who").load()
+    assert images.owner_names == by_domain.owner_names == ("a", "b", "c") and by_domain.users is None
 
 
 def test_a_data_set_of_the_hub_without_test_part_and_names(hub):

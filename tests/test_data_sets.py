@@ -300,7 +300,9 @@ def test_celeba_by_person(root):
     with Image.open(root / "celeba" / "img_align_celeba" / names[4]) as file:
         square = file.crop((0, 20, 178, 198)).resize((16, 16), Image.Resampling.BILINEAR)
     assert (np.asarray(square).transpose(2, 0, 1) == images.x[4].numpy()).all()
-    assert len(Celeba(size=16, min_examples=1).load()) == 20
+    assert images.owner_names == ("100", "101", "102")
+    everybody = Celeba(size=16, min_examples=1).load()
+    assert len(everybody) == 20 and everybody.owner_names == ("100", "101", "102", "103")
 
 
 def test_celeba_as_leaf_splits_it(root):
@@ -314,7 +316,7 @@ def test_celeba_as_leaf_splits_it(root):
     images = Celeba(size=16).load()
     assert (len(images.train), len(images.test)) == (12, 6) and "LEAF" in images.origin
     assert images.users[images.test].tolist() == [0, 0, 1, 1, 2, 2]
-    assert images.y[images.train].tolist() == [0, 1, 0, 1] * 3
+    assert images.y[images.train].tolist() == [0, 1, 0, 1] * 3 and images.owner_names == ("0", "1", "2")
     write_leaf(root / "celeba" / "data" / "test" / "all.json", {"0": (["../../../../etc/passwd"], [1])})
     with pytest.raises(BadInput, match="lies outside"):
         Celeba(size=16).load()
@@ -352,6 +354,7 @@ def test_femnist_as_leaf_splits_it(root, folder):
     assert images.users[images.test].tolist() == [0] * 4 + [1] * 5 + [2] * 6 + [3] * 7 + [4] * 8
     assert images.y[images.test].tolist() == [label for _, labels in test.values() for label in labels]
     assert len(images.classes) == 62 and "3 files of LEAF" in images.origin
+    assert images.owner_names == ("w0", "w1", "w2", "w3", "w4")
 
 
 def test_femnist_unsplit_holds_out_a_share_of_every_writer(root):

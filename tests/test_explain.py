@@ -7,10 +7,12 @@ import sys
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from fedlens import config, simulate
+from fedlens.cli import app
 from fedlens.core.rng import generator
-from fedlens.explain_weights import agreement, explain_weights
+from fedlens.explain_weights import agreement, explain_weights, legends
 from fedlens.runs import RunFolder
 
 SMALL = (
@@ -88,9 +90,24 @@ def test_copies_that_trained_look_elsewhere(tmp_path):
     assert matrix.shape == (2, 2) and matrix[0, 1] < 0.999
 
 
-def test_without_maps_there_is_the_chart_and_without_weights_nothing(tmp_path):
+def test_every_picture_says_how_to_read_it_and_so_does_the_command(finished, monkeypatch):
+    said = []
+    for module in ("explain_weights", "report.saliency"):
+        monkeypatch.setattr(f"fedlens.{module}.caption", lambda figure, text: said.append(text))
+    explain_weights(finished, count=1)
+    assert sorted(said) == sorted(legends(maps=True)) and "1 the same, 0 unrelated" in legends(maps=True)[0]
+    shown = CliRunner().invoke(app, ["explain", str(finished), "--images", "1", "--methods", "gradient"]).output
+    lines = [line.strip() for line in shown.splitlines()]
+    assert lines[0].endswith("explain.png") and lines[1].startswith("red speaks for the true class")
+    assert lines[3::2] == legends(maps=True) and len(lines) == 6
+
+
+def test_without_maps_there_is_the_chart_and_without_weights_nothing(tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr("fedlens.explain_weights.caption", lambda figure, text: said.append(text))
     fedsl = run(tmp_path / "fedsl", "algorithm=fedsl", "rounds=1")
     assert [path.name for path in explain_weights(fedsl)] == ["explain-weights.png"]
+    assert said == legends(maps=False) and "two models" not in said[0]  # there are no maps to agree
     assert explain_weights(run(tmp_path / "fedavg", "algorithm=fedavg", "rounds=1")) == []
 
 

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from fedlens.cli import app
 from fedlens.comparison.board import Board
 from fedlens.comparison.compare import asked, compare
 from fedlens.core.errors import BadInput
-from fedlens.recommend import NEAR, add, apart, described, known, read, recommend, results_of
+from fedlens.recommend import NEAR, add, apart, described, known, read, recommend, results_of, typed
 
 ROOT = Path(__file__).parents[1]
 SKEWED = config.read(None, ["partition.alpha=0.1", "clients=20", "model=cnn_small"])
@@ -75,7 +76,47 @@ def test_without_evidence_it_says_so():
     even = {**mine, "distance": mine["distance"] - 2 * NEAR - 0.01}
     for evidence, kind in (([result(even)], "global"), ([result(mine)], "personal"), ([], "global")):
         found = recommend(SKEWED, evidence, kind)
-        assert not found.advice and any("no evidence" in note and "fedlens compare" in note for note in found.notes)
+        assert not found.advice and any("no evidence" in note for note in found.notes)
+        assert "`fedlens compare fedavg " in found.notes[-1]
+
+
+def test_without_evidence_the_nearest_is_named_with_what_differs():
+    mine, _ = described(SKEWED)
+    near, far = ({**mine, "distance": mine["distance"] - 2 * NEAR - more} for more in (0.01, 0.2))
+    other = result(far, source="far.md", data="cifar10")
+    closest = result(near, source="near.md", clients=50, partition="dirichlet, alpha 0.1", model="cnn_small", rounds=20)
+    said = recommend(SKEWED, [other, closest], "global").notes
+    assert "far.md" not in " ".join(said) and "near.md: mnist5k, 50 clients" in said[2]
+    assert f"{apart(mine, near):.2f} from your split, where 0.25 is too far" in said[2] and "no evidence" in said[2]
+    assert said[3] == "There, in %: scaffold 80.0, fedprox 79.5, fedavg 70.0."
+    # The data, the partition, the model and the rounds are the same, and are not named.
+    assert (
+        said[4] == f"It differs in EMD ({near['distance']:.2f}; yours {mine['distance']:.2f}), clients (50; yours 20)."
+    )
+    assert (
+        "`fedlens compare fedavg scaffold fedprox data=mnist5k partition=dirichlet partition.alpha=0.1 model="
+        in said[5]
+    )
+    alone = recommend(SKEWED, [closest], "global", megabytes=3).notes[-1]  # SCAFFOLD sends 4.66 MB of this model
+    assert "compare fedavg fedprox data=" in alone
+
+
+WORDS = (
+    "data=cifar10 partition=shards partition.classes=3 cohort=0.5 uplink=clip,noise uplink.clip.norm=2",
+    "local.lr=1e-5 local.schedule=cosine evaluate.targets=0.5,0.8 devices=phone defences=krum",
+    "data=npz data.path=a.npz auxiliary=cifar100 buffers=local local.steps=5 compile=true",
+    "partition.alpha=0.3 clients=7",
+)
+
+
+@pytest.mark.parametrize("words", WORDS)
+def test_the_proposed_words_give_the_same_experiment(words):
+    """Read back by the comparison itself: all but the method is what was asked for."""
+    experiment = config.read(None, [*words.split(), "algorithm=moon", "algorithm.mu=2", "seed=3", "out=somewhere"])
+    what = asked(["fedavg", *typed(experiment)])
+    [cell] = what.cells()
+    compared = config.read(None, cell.under(what.where))
+    assert replace(experiment, algorithm=compared.algorithm, seed=0, out="", picture=False) == compared
 
 
 def test_constraints_rule_out_by_a_methods_own_messages():

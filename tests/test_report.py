@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from fedlens import cli, config, simulate
 from fedlens.algorithms import ALGORITHMS
+from fedlens.comparison.compare import compare_existing
 from fedlens.comparison.measured import existing
 from fedlens.comparison.table import Comparison
 from fedlens.core.errors import BadInput
@@ -154,17 +155,23 @@ def test_own_models_of_any_name_are_one_measure_as_in_the_terminals_table(person
     )
 
 
-def test_with_a_global_model_for_all_own_models_come_second(personal):
-    shown = gather([personal[0], personal[2]])
-    assert shown["measure"] == "global" and shown["own_looks"] == (
-        "fine-tuned for fedavg+ft, after local training for fedavg"
-    )
+def test_who_fine_tunes_is_judged_by_that(personal):
+    """Its global model is that of its base, and says nothing about what it adds."""
+    alone = gather(personal[:1])
+    mean = alone["groups"][0]["accuracy"]["fine-tuned"]["mean"]
+    assert alone["measure"] == "fine-tuned" and alone["headline"].startswith(f"fedavg+ft reached {100 * mean:.1f}")
+    pair = gather([personal[0], personal[2]])
+    assert pair["measure"] == "own" and pair["own_looks"] == "fine-tuned for fedavg+ft, after local training for fedavg"
+    assert compare_existing([personal[0], personal[2]]).by == "personal"
+
+
+def test_with_a_global_model_for_all_own_models_come_second(personal, finished):
+    shown = gather(finished)
+    assert shown["measure"] == "global" and compare_existing(finished).by == "global"
     (said,) = [sentence for sentence in shown["sentences"] if "on average" in sentence]
     means = [group["fairness"][group["own"]]["mean"]["mean"] for group in shown["groups"]]
     best = shown["groups"][means.index(max(means))]["label"]
-    start = (
-        f"Of clients' own models ({shown['own_looks']}), {best}'s are best: {100 * max(means):.1f}\u00a0% on average"
-    )
+    start = f"Of clients' models after local training, {best}'s are best: {100 * max(means):.1f}\u00a0% on average"
     assert said.startswith(start)
     alike = gather(personal[1:])  # one name for all: no need for another
     assert alike["measure"] == "personal after" and "own" not in alike["measures"] and alike["own_looks"] == ""

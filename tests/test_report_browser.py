@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from browser import Chromium, needs_chromium
+from fedlens.audit.attack import LEGEND
 from fedlens.report.page import write
 from test_report import embedded, hostile, run
 
@@ -207,6 +208,14 @@ def test_it_prints(browser, report):
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
         assert page.evaluate("getComputedStyle(document.querySelector('nav')).display") == "none"
         assert page.errors == []
+
+
+def test_the_columns_of_audits_are_explained(browser, report):
+    with opened(browser, report) as page:
+        heads = page.evaluate("[...document.querySelectorAll('#audits thead th')].map((e) => e.textContent.trim())")
+        said = page.evaluate("[...document.querySelectorAll('#audits > ul > li')].map((e) => e.textContent)")
+        assert said == [f"{name}: {meaning}." for name, meaning in LEGEND.items()]
+        assert [head for head in heads if any(head.startswith(name) for name in LEGEND)] == heads[3:6]
 
 
 def test_own_models_of_any_name_stand_in_one_table(browser, tmp_path):

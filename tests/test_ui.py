@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from fedlens import cli, config, simulate
 from fedlens.core.errors import BadInput, RunFailed
 from fedlens.diff import differences
+from fedlens.report.page import gather
 from fedlens.runs import RunFolder
 from fedlens.ui import clients, follow
 from fedlens.ui.server import Server
@@ -327,6 +328,23 @@ def test_rows_and_curves_are_those_of_the_tables(finished):
         assert found["personal after"]["accuracy"][-1] == result["personal"]["after"]["mean"]
         seconds = np.cumsum([m["value"] for m in metrics if m["metric"] == "seconds"])
         assert np.allclose(found["global"]["seconds"], seconds, rtol=1e-12)
+
+
+def test_a_run_is_judged_by_the_model_that_the_report_judges_it_by(tmp_path):
+    for method in ("fedavg", "local", "fedavg+ft"):
+        run(tmp_path / method, f"algorithm={method}", "rounds=2")
+    with serving(tmp_path) as server:
+        rows = {row["name"]: row for row in server.watch.since(0)["runs"]}
+    assert {name: row["judged_by"] for name, row in rows.items()} == {
+        "fedavg": "global",
+        "local": "personal after",
+        "fedavg+ft": "fine-tuned",
+    }
+    for name, row in rows.items():
+        shown = gather([tmp_path / name])
+        assert shown["measure"] == row["judged_by"]
+        assert row["accuracy"] == shown["groups"][0]["accuracy"][row["judged_by"]]["mean"]
+    assert len(rows["fedavg+ft"]["spark"]) == 3  # of the global model on the way there
 
 
 def test_a_client_is_what_the_tables_say(finished):

@@ -1,5 +1,6 @@
 """The live page in a real Chromium: runs appear, curves grow, runs are compared, inspected and stopped."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -90,14 +91,19 @@ def test_the_list_on_every_screen(browser, served, size, dark):
 
 
 def test_each_number_says_whose_it_is(browser, tmp_path):
-    for method in ("fedavg", "local"):
+    for method in ("fedavg", "local", "fedavg+ft"):
         run(tmp_path / method, f"algorithm={method}")
+    tuned = json.loads((tmp_path / "fedavg+ft" / "result.json").read_text())["personal"]["fine-tuned"]["mean"]
     shown = (
         "Object.fromEntries([...document.querySelectorAll('.runs li')].map((e) => ["
         "e.querySelector('.name').textContent, e.querySelector('.accuracy small').textContent]))"
     )
     with _served(tmp_path) as server, opened(browser, server) as page:
-        assert page.evaluate(shown) == {"fedavg": "global", "local": "own"} and quiet(page, server)
+        assert page.evaluate(shown) == {"fedavg": "global", "local": "own", "fedavg+ft": "own"} and quiet(page, server)
+        number = "[...document.querySelectorAll('.runs li')].find((e) => e.querySelector('.name').textContent === '{}')"
+        assert f"{100 * tuned:.1f} %" in page.evaluate(
+            f"{number.format('fedavg+ft')}.querySelector('.accuracy').textContent"
+        )
 
 
 def test_the_headline_does_not_speak_before_the_server_has(browser, tmp_path):

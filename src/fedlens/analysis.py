@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -84,6 +84,11 @@ class OpenedRun:
         stack.enter_context(threads(1))
         stack.enter_context(matmuls(self.experiment.precision))
         return stack
+
+
+def measure_of(models: Collection[str]) -> str | None:
+    """By which of these a run is judged: what it fine-tuned at its end, or else its global model, or clients' own."""
+    return next((model for model in ("fine-tuned", "global", *LOOKS) if model in models), None)
 
 
 def judged(folder: RunFolder) -> tuple[str, dict[int, float]]:

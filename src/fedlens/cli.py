@@ -177,7 +177,7 @@ def diff(a: str, b: str, json: Json = False) -> None:
 def explain(
     words: Annotated[list[str] | None, typer.Argument(metavar="[RUN ...] [key=value ...]", show_default=False)] = None,
     weights: Annotated[str, typer.Option(help="A safetensors file, when there is no run.")] = "",
-    clients: Annotated[str, typer.Option(help="Clients whose own models are shown, such as 0,3.")] = "",
+    clients: Annotated[str, typer.Option(help="Clients whose own models are shown, by number or name: 0,3.")] = "",
     rounds: Annotated[str, typer.Option("--round", help="Rounds whose models are shown, such as 50,100.")] = "",
     methods: Annotated[str, typer.Option(help="Such as lrp,guided_backprop,grad_cam.")] = "",
     images: Annotated[int, typer.Option(min=1, max=64)] = 6,
@@ -191,10 +191,10 @@ def explain(
     """
     from . import config
     from .attribution import METHODS
-    from .attribution.gallery import USUAL
+    from .attribution.gallery import ASKED, USUAL, legend
     from .core.errors import BadInput, nearest
     from .explain import explain_model, explain_run
-    from .explain_weights import explain_weights
+    from .explain_weights import explain_weights, legends
 
     chosen = [name.strip() for name in methods.split(",") if name.strip()] or list(USUAL)
     for name in chosen:
@@ -203,13 +203,14 @@ def explain(
     place = Path(out) if out else None
     if len(runs := [word for word in words or () if "=" not in word and not word.startswith("-")]) > 1:
         from .explain_runs import explain_runs
+        from .report.clients import LOOKS_LEGEND
 
-        who, method = _numbers("--clients", clients) or [0], chosen if methods else ["grad_cam"]
+        who, method = _clients(runs[0], clients) or [0], chosen if methods else ["grad_cam"]
         if len(who) > 1 or len(method) > 1 or rounds or weights or len(runs) < len(words or ()):
             raise BadInput("several runs are compared by one client's models and one method: --clients 0 --methods lrp")
         at = _numbers("--which", which)
         drawn = explain_runs(runs, place, client=who[0], count=images, which=at, method=method[0])
-        _say_json({"picture": str(drawn), "more": []}) if json else print(drawn)
+        _say_json({"picture": str(drawn), "more": []}) if json else print(drawn, f"  {LOOKS_LEGEND}", sep="\n")
         return
     run, settings = _split(words)
     if which:
@@ -217,14 +218,19 @@ def explain(
     if run:
         if settings or weights:
             raise BadInput("a run has its own model, data and weights: name a RUN, or model=, data= and --weights")
-        whose = {"clients": _numbers("--clients", clients), "rounds": _numbers("--round", rounds)}
+        whose = {"clients": _clients(run, clients), "rounds": _numbers("--round", rounds)}
         drawn = explain_run(run, place, **whose, count=images, methods=chosen)
         more = explain_weights(run, place, clients=whose["clients"], count=images)
     else:
         where = place or Path("explain.png")
         drawn = explain_model(config.read(None, settings), weights, where, count=images, methods=chosen)
         more = []
-    _say_json({"picture": str(drawn), "more": [str(path) for path in more]}) if json else print(drawn, *more, sep="\n")
+    if json:
+        _say_json({"picture": str(drawn), "more": [str(path) for path in more]})
+        return
+    said = [legend(ASKED["true" if run else "given"]), *legends(maps=len(more) > 1)]
+    for path, how_to_read in zip([drawn, *more], said, strict=False):  # a run without weights has one picture
+        print(path, f"  {how_to_read}", sep="\n")
 
 
 def _numbers(option: str, text: str) -> list[int]:
@@ -235,10 +241,17 @@ def _numbers(option: str, text: str) -> list[int]:
     return [int(part) for part in text.split(",") if part]
 
 
+def _clients(run: str, text: str) -> list[int]:
+    from .runs import RunFolder
+
+    names = RunFolder.open(run).names()
+    return [names.number(part.strip()) for part in text.split(",") if part.strip()]
+
+
 @app.command()
 def clients(
     runs: Annotated[list[str], typer.Argument(metavar="RUN ...", show_default=False)],
-    confusion: Annotated[int | None, typer.Option(min=0, metavar="CLIENT", help="Also its confusion matrix.")] = None,
+    confusion: Annotated[str, typer.Option(metavar="CLIENT", help="Also its confusion matrix; number or name.")] = "",
     loss: Annotated[bool, typer.Option("--loss", help="Also the training loss of rounds kept with keep=N.")] = False,
     out: Annotated[str, typer.Option(help="The picture; others are named after it.")] = "",
     json: Json = False,
@@ -257,16 +270,18 @@ def clients(
     fair = {name: analysis.fairness(list(by.values())) for name, by in accuracies.items()}
     rows = [{"run": name, "model": looked[name][0], "clients": len(accuracies[name]), **fair[name]} for name in paths]
     place = (Path(out) if out else RunFolder(runs[0]).figures / "clients").with_suffix("")
-    drawn = [accuracy_bars(accuracies, fair, place)]
-    opened = {n: analysis.OpenedRun.open(p) for n, p in paths.items()} if loss or confusion is not None else {}
-    if confusion is not None:
+    names = RunFolder.open(runs[0]).names()
+    drawn = [accuracy_bars(accuracies, fair, place, names)]
+    opened = {n: analysis.OpenedRun.open(p) for n, p in paths.items()} if loss or confusion else {}
+    if confusion:
         analysis.same_split(opened)
-        counts = {name: analysis.confusion(run, confusion) for name, run in opened.items()}
+        number = names.number(confusion)
+        counts = {name: analysis.confusion(run, number) for name, run in opened.items()}
         where, classes = (
-            place.with_name(f"{place.name}-confusion-{confusion}"),
+            place.with_name(f"{place.name}-confusion-{number}"),
             next(iter(opened.values())).images.classes,
         )
-        drawn.append(confusion_matrices(counts, classes, where, f"client {confusion}, % of each class"))
+        drawn.append(confusion_matrices(counts, classes, where, f"{names.client(number)}, % of each class"))
     if loss:
         losses = {name: analysis.training_losses(run) for name, run in opened.items()}
         drawn.append(loss_curves(losses, place.with_name(f"{place.name}-loss")))
@@ -282,6 +297,7 @@ def clients(
         [
             {
                 "client": client,
+                **({"name": names.clients[client]} if names.clients else {}),
                 **{f"{n}, %": f"{100 * by[client]:.2f}" if client in by else "–" for n, by in accuracies.items()},
             }
             for client in everyone[:_CLIENTS]
@@ -510,6 +526,7 @@ def audit(
     json: Json = False,
 ) -> None:
     """Attack what the server received in a run: who was trained on, which images, which labels."""
+    from .audit.attack import LEGEND
     from .audit.examine import audit
     from .core.errors import BadInput
     from .simulate import threads
@@ -534,11 +551,13 @@ def audit(
         _say_json(found.plain())
         return
     rows = [
-        {"attack": v.attack, "measure": name, "found": m, "chance": v.chance[name], "no defence": v.undefended[name]}
+        {"attack": v.attack, "measure": measure, **dict(zip(LEGEND, v.beside(measure), strict=True))}
         for v in found.verdicts
-        for name, m in v.found.items()
+        for measure in v.found
     ]
     _print_rows(rows)
+    for name, meaning in LEGEND.items():
+        print(f"{name}: {meaning}.")
     for name, why in found.skipped.items():
         print(f"{name} was not tried: {why}")
     print(f"{found.run}/audit.md, pictures in {found.run}/figures; {found.seconds:.1f} s")
@@ -624,19 +643,22 @@ def data_show(
     from dataclasses import asdict
 
     from . import config
-    from .data import skew
+    from .data import Names, skew
     from .data.show import draw_split
 
     experiment = config.read(*_split(words))
     images = experiment.data.load()
     _, split = experiment.federation(images)
     pictures = [str(path) for path in draw_split(images, split, out)]
+    names = asdict(Names.of(images, split))
     row = {"hash": split.hash, "notes": list(split.notes), "skew": asdict(skew(split, images)), "pictures": pictures}
     if json:
-        _say_json(row)
+        _say_json({**row, "names": names})
         return
     for note in split.notes:
         print(f"note: {note}")
+    if named := [f"{number} {name}" for number, name in enumerate(names["clients"])]:
+        print(f"clients: {', '.join(named[:_CLIENTS])}" + (", ..." if len(named) > _CLIENTS else ""))
     print(f"{pictures[0]}  (split {split.hash[:16]})")
 
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from .core.algorithm import Server
+from .algorithms.fedftg import FedFTG
+from .core.algorithm import Algorithm, Server
 from .core.batches import Dataset, Federation
 from .core.cohort import Everyone
 from .core.errors import BadInput, RunFailed
@@ -42,7 +43,7 @@ def usual_model(algorithm: str) -> str:
 def describe(experiment: Experiment, classes: int, channels: int, size: int, *, to_the_end: bool = False) -> list[Leaf]:
     """Every leaf that is sent or kept, stage by stage. Two clients with one blank image each, no training.
 
-    to_the_end: the last aggregate is tried, too. It changes no leaf, and a server can be long at it (FedFTG).
+    to_the_end: the last aggregate is tried, too. It changes no leaf, and a server can be long at it.
     """
     from .core.network import Network
     from .core.rng import key, seeded
@@ -71,8 +72,15 @@ def describe(experiment: Experiment, classes: int, channels: int, size: int, *, 
                 leaves.append(Leaf(name, where, "(header)", (), "", len(header(tree))))
         if round < stages[-1][0] or to_the_end:
             uploads = [decode(server, stage, reply.upload) for reply in replies]
-            server = replace(server, state=stage.algorithm.aggregate(server, uploads))
+            server = replace(server, state=_brief(stage.algorithm).aggregate(server, uploads))
     return leaves
+
+
+def _brief(algorithm: Algorithm) -> Algorithm:
+    """FedFTG's server trains for half a minute, and how long it does changes no leaf."""
+    if not isinstance(algorithm, FedFTG):
+        return algorithm
+    return replace(algorithm, iterations=min(algorithm.iterations, 1), student_steps=1, batch=2)
 
 
 @contextmanager

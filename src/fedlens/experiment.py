@@ -191,9 +191,8 @@ class Experiment:
         """Who owns which images; the same for every method, engine and model."""
         dtype = torch.float64 if self.precision == "fp64" else torch.float32
         federation, split = federate(images, self.partition, self.clients, self.seed, augment=self.augment, dtype=dtype)
-        read = () if self.data.known else (images.summary,)
-        # A split that was saved has these notes already.
-        split = replace(split, notes=tuple(dict.fromkeys((*read, *parted_users(images, split), *split.notes))))
+        found = (*(() if self.data.known else (images.summary,)), *parted_users(images, split))
+        split = replace(split, notes=(*found, *split.notes), found=found)
         if self.attack is not None:
             federation = self.attack.poisoned(federation, len(images.classes), self.seed)
         return federation, split

@@ -33,6 +33,7 @@ def models(
         if client not in federation.train:
             raise BadInput(f"client {client} does not exist: there are {len(federation.train)}, counted from 0")
     found: dict[str, Tree] = {}
+    names = folder.names()
     for checkpoint in [folder.at(round) for round in rounds] or [newest(folder)]:
         when = f"round {checkpoint.round}" if rounds else ""
         if not clients:
@@ -44,7 +45,7 @@ def models(
             found[when] = model
             continue
         for client, model in own_models(folder, experiment, net, federation, checkpoint, clients):
-            found[f"client {client}, {when}" if when else f"client {client}"] = model
+            found[f"{names.title(client)}, {when}" if when else names.title(client)] = model
     return found
 
 

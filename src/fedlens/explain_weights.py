@@ -23,10 +23,19 @@ from .explain_rounds import models
 from .papers.latents import saliency_maps
 from .papers.weighing import copies, some_clients, weights_of
 from .report.saliency import agreement_matrix, client_weights, pictures
-from .report.style import pyplot, save
+from .report.style import caption, pyplot, save
 from .runs import RunFolder
 
 _ROUNDS = 5  # kept checkpoints at most that are compared
+_SHARES = (
+    "left: how much each client counts in an average of all, by its number of images and as the method used it; "
+    "then the saliency of one of its images, on average"
+)
+_AGREEMENT = "; then whether two models look at the same places: 1 the same, 0 unrelated (rank correlation of maps)"
+_MAPS = (
+    "black to yellow: how much a place speaks for the true class in the first layer, each map scaled by its own "
+    "largest values; at first: before any training; a client: its copy that trained before the first round"
+)
 
 
 def explain_weights(
@@ -47,19 +56,25 @@ def explain_weights(
     drawn, compared = [], {}
     if isinstance(experiment.timetable()[0][0].algorithm, Weigh):
         compared, columns, titles = _looked(folder, experiment, clients, count)
-        drawn = [pictures(columns, grid, titles)]
+        drawn = [pictures(columns, grid, titles, _MAPS)]
     figure, axes = pyplot().subplots(1, 2 + len(compared), figsize=(4.6 * (2 + len(compared)), 3.9))
-    client_weights(axes[:2], weights)
+    client_weights(axes[:2], weights, folder.names())
     numbers: dict[str, Any] = {**vars(weights), "per_image": weights.per_image}
     for (name, maps), axis in zip(compared.items(), axes[2:], strict=True):
         matrix = agreement(maps)
-        agreement_matrix(axis, [label.replace(" ", "\n", 1) for label in maps], matrix)
+        agreement_matrix(axis, list(maps), matrix)
         axis.set_title(f"agreement of {name}")
         numbers[f"agreement of {name}"] = {"names": list(maps), "rank_correlation": matrix.tolist()}
     figure.tight_layout()
+    caption(figure, legends(bool(compared))[0])
     drawn.insert(0, save(figure, chart))
     write_json(chart.with_suffix(".json"), numbers)
     return drawn
+
+
+def legends(maps: bool) -> list[str]:
+    """How to read the pictures: of the weights and, where there are some, of the maps."""
+    return [_SHARES + _AGREEMENT, _MAPS] if maps else [_SHARES]
 
 
 def _looked(
@@ -76,7 +91,8 @@ def _looked(
         over_rounds = first | models(folder, experiment, net, federation, rounds=_some(folder.rounds()))
     except BadInput:  # clients keep a part: there is no global model to look with
         over_rounds = {}
-    compared = {"clients' copies": first | {f"client {number}": model for number, model in own.items()}}
+    names = folder.names()
+    compared = {"clients' copies": first | {names.title(number): model for number, model in own.items()}}
     compared |= {"the global model over rounds": over_rounds} if over_rounds else {}
     maps = {
         name: {label: saliency_maps(net, model, shard.x, shard.y) for label, model in by.items()}

@@ -14,11 +14,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
+
+import yaml
 
 from . import config
 from .algorithms import ALGORITHMS
@@ -32,6 +36,12 @@ Kind = Literal["global", "personal"]
 NEAR = 0.25  # splits that differ by more than this are no evidence for each other
 MARGIN = 0.01  # methods within a point of the best are worth trying; one seed cannot tell them apart
 WORDS = {"uniform": ("algorithm=fedavg", "weighting=uniform")}  # rows that are no method's name
+USUAL: dict[Kind, tuple[str, ...]] = {  # where to begin without any evidence
+    "global": ("fedavg", "fedprox", "scaffold"),
+    "personal": ("fedavg", "fedavg+ft", "fedper"),
+}
+_TRIED = 3  # methods beside fedavg in a comparison that is proposed
+_NOT_COMMON = ("algorithm", "seed", "out")  # which a comparison does not take for all methods
 
 
 @dataclass(frozen=True)
@@ -107,13 +117,16 @@ def recommend(
         (result for result in usable if apart(mine, result["skew"]) <= NEAR), key=lambda r: apart(mine, r["skew"])
     )
     if not near:
-        there = (
-            "; ".join(f"{r['data']} {r['partition']} (EMD {r['skew']['distance']:.2f})" for r in usable) or "nothing"
-        )
-        notes.append(
-            f"We have no evidence for a {kind} model on a split like this: there is {there}. Compare on your own data: "
-            "`fedlens compare fedavg scaffold ...`."
-        )
+        notes.append(f"We have no evidence for a {kind} model on a split like this: nothing is recommended.")
+        methods = USUAL[kind]
+        if usable:
+            nearest = min(usable, key=lambda result: apart(mine, result["skew"]))
+            notes += _elsewhere(nearest, kind, mine, experiment)
+            methods = sorted(nearest[kind], key=lambda name: -nearest[kind][name])
+        able = [name for name in methods if not _ruled_out(name, experiment, shape, megabytes, private)]
+        named = list(dict.fromkeys(["fedavg", *(name for name in able if name not in WORDS)]))[: 1 + _TRIED]
+        command = shlex.join(["fedlens", "compare", *named, *typed(experiment), "--seeds", "3"])
+        notes.append(f"`{command}` measures it; --runs with the folder of that comparison then takes it as evidence.")
         return Recommendation(mine, kind, (), notes)
     best = near[0]
     top = max(best[kind].values())
@@ -130,11 +143,7 @@ def recommend(
         )
         verdict = "ruled out" if reason else "try" if close else "behind"
         advice.append(Advice(method, verdict, why, accuracy, over, best["source"]))
-    notes.append(
-        f"Evidence: {best['source']}: {best['data']}, {best['clients']} clients, {best['partition']}, {best['model']}, "
-        f"{best['rounds']} rounds, {best['seeds']} seed{'s' * (best['seeds'] > 1)}; "
-        f"{apart(mine, best['skew']):.2f} from your split, where {NEAR:g} is too far."
-    )
+    notes.append(f"Evidence: {_setting(best, mine)}")
     if best["seeds"] < 3:
         notes.append("With fewer than three seeds this is a hint where to begin, no ranking.")
     for other in near[1:]:
@@ -145,6 +154,57 @@ def recommend(
     untried = sorted(set(ALGORITHMS) - {name for result in near for name in result[kind]})
     notes.append(f"No evidence on such a split: {', '.join(untried)}.")
     return Recommendation(mine, kind, advice, notes)
+
+
+def _setting(result: Mapping[str, Any], mine: Mapping[str, float]) -> str:
+    return (
+        f"{result['source']}: {result['data']}, {result['clients']} clients, {result['partition']}, {result['model']}, "
+        f"{result['rounds']} rounds, {result['seeds']} seed{'s' * (result['seeds'] > 1)}; "
+        f"{apart(mine, result['skew']):.2f} from your split, where {NEAR:g} is too far."
+    )
+
+
+def _elsewhere(
+    result: Mapping[str, Any], kind: Kind, mine: Mapping[str, float], experiment: Experiment
+) -> Iterator[str]:
+    """A result that is no evidence for this experiment: what it is of, what it says there, and how that differs."""
+    order = sorted(result[kind].items(), key=lambda pair: -pair[1])
+    yield f"The nearest there is, and no evidence for yours: {_setting(result, mine)}"
+    yield f"There, in %: {', '.join(f'{method} {100 * accuracy:.1f}' for method, accuracy in order)}."
+    plain = config.plain(experiment)
+    yours = {"data": plain["data"]["is"], "partition": _told(experiment.partition), "model": plain["model"]["is"]}
+    yours |= {"clients": experiment.clients, "rounds": experiment.rounds}
+    numbers = {"label_entropy": "label entropy", "size_gini": "size Gini", "distance": "EMD"}
+    pairs = {words: (f"{result['skew'][name]:.2f}", f"{mine[name]:.2f}") for name, words in numbers.items()}
+    pairs |= {name: (result[name], value) for name, value in yours.items()}
+    apart_in = [f"{name} ({there}; yours {here})" for name, (there, here) in pairs.items() if there != here]
+    yield f"It differs in {', '.join(apart_in)}."
+
+
+def typed(experiment: Experiment) -> list[str]:
+    """The words that give this experiment again, but its method, seed and place: as `fedlens compare` takes them."""
+    words = [word for word in _fields(experiment, "") if re.split("[.=]", word)[0] not in _NOT_COMMON]
+    # Without data= a comparison is a quick look with settings of its own.
+    return words if experiment.data != Experiment.data else [f"data={config.plain(experiment.data)['is']}", *words]
+
+
+def _fields(part: Any, prefix: str) -> Iterator[str]:
+    """A word for every field that is not as it is by default."""
+    for each in fields(part):
+        value, key = getattr(part, each.name), f"{prefix}{each.name}"
+        if value == each.default or not each.init:
+            continue
+        if is_dataclass(value):
+            if "is" in (plain := config.plain(value)):
+                yield f"{key}={plain['is']}"
+            yield from _fields(value, f"{key}.")
+        else:
+            yield f"{key}={value if isinstance(value, str) else _in_a_line(config.plain(value))}"
+
+
+def _in_a_line(value: Any) -> str:
+    """As YAML, without its mark of an end."""
+    return " ".join(yaml.safe_dump(value, default_flow_style=True).removesuffix("...\n").split())
 
 
 def _ruled_out(

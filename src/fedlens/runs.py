@@ -12,7 +12,7 @@ import platform
 import sys
 import time
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
@@ -27,7 +27,8 @@ from .core.memories import Memories, prune, write_whole
 from .core.strict_json import write_json
 from .core.tree import Tree
 from .core.wire import decode, encode
-from .data import Images, Split
+from .data import Images, Names, Split
+from .data.names import NUMBERS
 from .experiment import Experiment
 
 _KEPT = 2  # checkpoints: a damaged last one costs rounds, not the run
@@ -83,6 +84,16 @@ class RunFolder:
 
     def passport(self) -> dict[str, Any]:
         return self._json("passport.json")
+
+    def names(self) -> Names:
+        """What its clients and classes are called; nothing where a run from before does not say."""
+        if not (self.path / "passport.json").exists():  # written when the data has been read
+            return NUMBERS
+        try:
+            stored = self.passport().get("names", {})
+            return Names(*(tuple(map(str, stored.get(kind, ()))) for kind in ("clients", "classes")))
+        except (AttributeError, TypeError):
+            raise BadInput(f"{self.path / 'passport.json'} is damaged: names should hold two lists") from None
 
     def result(self) -> dict[str, Any] | None:
         """The summary of a complete run."""
@@ -257,11 +268,15 @@ def device_name(device: str) -> str:
 
 def passport(experiment: Experiment, config: dict[str, Any], images: Images, split: Split) -> dict[str, Any]:
     """Who this run is: enough to defend a number, or to find out why two differ."""
+    names = Names.of(images, split)
+    if len(split) != experiment.clients:  # nodes have data of their own, and this is the server's alone
+        names = Names(classes=names.classes)
     return {
         "config_hash": config_hash(config),
         "split_hash": split.hash,
         "split_notes": list(split.notes),
         "data": {"name": images.name, "origin": images.origin, "sha256": images.checksum, "images": len(images.y)},
+        "names": asdict(names),
         "seed": experiment.seed,
         "code": {"version": __version__, "sha256": code_hash()},
         "libraries": {name: _version(name) for name in ("torch", "numpy", "pyarrow", "safetensors", "pydantic")},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,13 @@ USUAL = ("gradient", "integrated_gradients", "smoothgrad", "guided_backprop", "l
 # The flat rule spreads relevance over the first layer's window: right for masks, hard to read on small images.
 READABLE: dict[str, dict[str, Any]] = {"lrp": {"composite": "epsilon_plus"}}
 CELL = 1.1  # inches a side
+_LETTER, _LINE = 0.05, 0.115  # inches of the smallest letters: how wide one is, and a line's height
+ASKED: dict[Target, str] = {
+    "true": "the true class",
+    "predicted": "the class that the model predicts",
+    "given": "the class asked about",
+    "all": "the classes",
+}
 
 
 def explain(
@@ -48,16 +56,29 @@ def explain(
             own = {**READABLE.get(method, {}), **(options or {}).get(method, {})}
             column = f"{name}\n{readable(method)}" if name else readable(method)
             maps[column] = attribute(method, net, model, x, y, target=target, score=score, **own)
-    draw_grid(normalised(x) if pictures is None else pictures, maps, path, titles)
+    draw_grid(normalised(x) if pictures is None else pictures, maps, path, titles, asked=ASKED[target])
     return maps
 
 
+def legend(asked: str, *, signed: bool = True, heat: bool = True) -> str:
+    """How to read maps of these kinds."""
+    kinds = [f"red speaks for {asked}, blue against it"] if signed else []
+    kinds += [f"black to yellow: how much a place speaks for {'it' if signed else asked}"] if heat else []
+    return "; ".join([*kinds, "each map is scaled by its own largest values"])
+
+
 def draw_grid(
-    images: Tensor, maps: Mapping[str, Tensor], path: str | Path, titles: Sequence[str] | None = None
+    images: Tensor,
+    maps: Mapping[str, Tensor],
+    path: str | Path,
+    titles: Sequence[str] | None = None,
+    *,
+    asked: str = ASKED["given"],
 ) -> Path:
     """Images [n, c, h, w] (0 to 1) row by row, one column per set of maps; PNG, SVG or PDF by the name of the file.
 
-    Maps with colours are summed over them. Signed ones are red and blue, others go from black to yellow.
+    Maps with colours are summed over them. Signed ones are red and blue, others go from black to yellow; the line below
+    says so, and what the maps were `asked` about.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -76,8 +97,14 @@ def draw_grid(
     signed = {_method(name) for name, column in maps.items() if is_signed(column)}
     shown = {name: coloured(column, signed=_method(name) in signed) for name, column in maps.items()}
     columns = {"": as_picture(images), **shown}
-    wide, high, margin = len(columns), len(images), 0.45
-    figure = Figure((CELL * wide + margin, CELL * high + margin), dpi=150)
+    width, margin = CELL * len(columns) + 0.45, 0.45
+    kinds = {_method(name) in signed for name in maps}
+    said = legend(asked, signed=True in kinds, heat=False in kinds) if maps else ""
+    lines = textwrap.wrap(said, int(width / _LETTER))
+    below = 0.05 + _LINE * len(lines)
+    high, wide = len(images), len(columns)
+    height = CELL * high + margin + below
+    figure = Figure((width, height), dpi=150)
     FigureCanvasAgg(figure)
     axes = figure.subplots(high, wide, squeeze=False)
     for (name, pictures), line in zip(columns.items(), axes.T, strict=True):
@@ -89,7 +116,8 @@ def draw_grid(
             axis.spines[:].set_visible(False)
     for title, axis in zip(titles or (), axes[:, 0], strict=False):
         axis.set_ylabel(title, fontsize=6)
-    figure.subplots_adjust(0.35 / (CELL * wide + margin), 0.01, 0.995, 1 - 0.3 / (CELL * high + margin), 0.04, 0.04)
+    figure.text(0.5, _LINE / 4 / height, "\n".join(lines), ha="center", va="bottom", fontsize=6)
+    figure.subplots_adjust(0.35 / width, below / height, 0.995, 1 - 0.3 / height, 0.04, 0.04)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
     return path

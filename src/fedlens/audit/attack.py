@@ -19,6 +19,15 @@ from ..core.tree import Tree, grad
 from .measures import Measure
 from .transcript import Transcript
 
+# What the columns of an audit are, for whoever reads its table.
+LEGEND = {
+    "found": "what the attack makes of this run, with a 95 % interval in brackets",
+    "by chance": "the same attack where there is nothing to find: a model that was never trained, noise, random draws, "
+    "or the mean image of a class as the guess",
+    "without defence": "the same attack where nothing protects: a model that learnt these very images by heart, or "
+    "images and updates as they are",
+}
+
 
 class Inapplicable(Exception):
     """This attack finds nothing to work on in this transcript; one half-sentence that says why."""
@@ -139,6 +148,10 @@ class Verdict:
     notes: tuple[str, ...] = ()
     gallery: Gallery | None = None
 
+    def beside(self, measure: str) -> tuple[Measure, Measure, Measure]:
+        """The columns of LEGEND."""
+        return self.found[measure], self.chance[measure], self.undefended[measure]
+
     @property
     def is_above_chance(self) -> bool:
         """Intervals that do not meet."""
@@ -146,7 +159,7 @@ class Verdict:
 
     @property
     def sentence(self) -> str:
-        found, chance, open_ = (each[self.decisive] for each in (self.found, self.chance, self.undefended))
+        found, chance, open_ = self.beside(self.decisive)
         numbers = f"{self.decisive} {found}, by chance {chance}, without defence {open_}"
         if not self.is_above_chance:
             return f"At chance: {numbers}."

@@ -22,7 +22,7 @@ from ..data import Images as Loaded
 from ..experiment import Experiment, check_device
 from ..explain_rounds import models as models_of
 from ..runs import RunFolder
-from .attack import Answers, Attack, Images, Inapplicable, Knowledge, Prior, Verdict
+from .attack import LEGEND, Answers, Attack, Images, Inapplicable, Knowledge, Prior, Verdict
 from .gradients import GradientInversion, LabelLeakage
 from .inversion import FeatureInversion
 from .measures import check_rate
@@ -69,14 +69,15 @@ class Audit:
         lines = [
             f"# Audit of {self.run}: {self.rounds} recorded rounds",
             "",
-            "| attack | measure | found | by chance | without defence | samples x seeds |",
+            f"| attack | measure | {' | '.join(LEGEND)} | samples x seeds |",
             "| --- | --- | --- | --- | --- | --- |",
         ]
         for verdict in self.verdicts:
-            for measure, found in verdict.found.items():
-                others = [str(each[measure]) for each in (verdict.chance, verdict.undefended)]
+            for measure in verdict.found:
                 size = f"{verdict.samples} x {verdict.seeds}"
-                lines.append(f"| {verdict.attack} | {measure} | {found} | {' | '.join(others)} | {size} |")
+                cells = [verdict.attack, measure, *map(str, verdict.beside(measure)), size]
+                lines.append(f"| {' | '.join(cells)} |")
+        lines += ["", *(f"- {name}: {meaning}." for name, meaning in LEGEND.items())]
         lines += ["", *(f"- **{v.attack}** ({v.threat}). {v.sentence}{_added(v)}" for v in self.verdicts)]
         lines += [f"- {name}: not tried, since {why}." for name, why in self.skipped.items()]
         return "\n".join(lines) + "\n"

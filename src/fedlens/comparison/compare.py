@@ -168,12 +168,11 @@ def compare(what: Asked, seeds: Sequence[int], out: Path, board: Board, processe
         check_same_split(runs)
         return Comparison(runs, ranked_by(runs), what.notes)
 
-    board.expect([task.name for _, task in missing], len(tasks) - len(missing))
-    if missing:
+    for line in gathered().troubles("failed"):
+        board.say(line)
+    board.expect([task.name for task in able], len(tasks) - len(missing))
+    if able:
         with board:
-            for cell, task in missing:
-                if task.name in failures:
-                    board.watch(task.name).end(_whose(cell, failures[task.name]))
             failures |= carry_out(able, processes or side_by_side(able), board, after=lambda: gathered().write(out))
     found = gathered()
     found.write(out)

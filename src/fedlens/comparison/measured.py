@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from .. import config
-from ..analysis import LOOKS
+from ..analysis import LOOKS, measure_of
 from ..core.errors import BadInput
 from ..report.collect import curves, flat, runs_in
 from ..report.figures import personal_accuracies
@@ -49,6 +49,10 @@ class Compared:
     def look(self) -> str | None:
         """The best trained of the models that each client was judged by."""
         return next((look for look in LOOKS if look in self.clients), None)
+
+    @property
+    def judged_by(self) -> str | None:
+        return measure_of([*self.clients, *([] if self.global_last is None else ["global"])])
 
 
 def measured(setting: str, method: str, seed: int, path: Path, trouble: str = "") -> Compared:

@@ -103,12 +103,20 @@ class Comparison:
         if ranks := self.mean_ranks() if len(self.settings) > 1 else {}:
             order = sorted(ranks, key=lambda method: ranks[method])
             lines.append("Mean rank over settings: " + ", ".join(f"{name} {ranks[name]:.2f}" for name in order) + ".")
-        lines += self.notes
+        return [*lines, *self.notes, *self.troubles("failed", "unfinished", "missing", "corrupt")]
+
+    def troubles(self, *states: str) -> list[str]:
+        """A line for each thing that is wrong with runs of a method, however many seeds and settings it is about."""
+        found: dict[tuple[str, str, str], list[Compared]] = {}
         for run in self.runs:
-            if run.state != "complete":
-                where = ", ".join(part for part in (run.setting, run.method) if part)
-                seed = f", seed {run.seed}" if run.seed >= 0 else ""
-                lines.append(f"{where}{seed} is {run.state}" + (f": {run.trouble}." if run.trouble else "."))
+            if run.state in states:
+                found.setdefault((run.method, run.state, run.trouble), []).append(run)
+        lines = []
+        for (method, state, trouble), runs in found.items():
+            of_all = len(runs) == sum(run.method == method for run in self.runs)
+            where = "" if of_all else f" ({'; '.join(map(_place, runs))})"
+            verb = state if state == "failed" else f"is {state}"
+            lines.append(f"{method}{where} {verb}" + (f": {trouble}." if trouble else "."))
         return lines
 
     def _about_tests(self, shown: Set[str]) -> Iterator[str]:
@@ -181,9 +189,9 @@ class Comparison:
 
 
 def ranked_by(runs: Sequence[Compared]) -> By:
-    """Global where all methods have a global model; where some have none, what each client gets."""
+    """Global where all methods are judged by their global model; where some are not, what each client gets."""
     done = [run for run in runs if run.state == "complete"]
-    everyone_global = all(run.global_last is not None for run in done)
+    everyone_global = all(run.judged_by == "global" for run in done)
     return "global" if everyone_global or not any(run.clients for run in done) else "personal"
 
 
@@ -197,6 +205,10 @@ def score(run: Compared, by: By) -> float | None:
 def _client_mean(run: Compared, look: str | None) -> float | None:
     accuracies = run.clients.get(look or "", {})
     return mean(list(accuracies.values()))
+
+
+def _place(run: Compared) -> str:
+    return ", ".join(part for part in (run.setting, f"seed {run.seed}") if part)
 
 
 def _methods(runs: Sequence[Compared]) -> list[str]:

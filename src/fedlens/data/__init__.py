@@ -7,6 +7,7 @@ from .images import DataSource, Images
 from .labels import Dirichlet, Shards
 from .leaf import Femnist
 from .modalities import Modalities
+from .names import Names
 from .own import ClientsFolder, Folder, Npz
 from .partition import ByUser, Domains, File, Iid, Partition, Quantity
 from .photos import Celeba, Cinic10, TinyImagenet
@@ -49,6 +50,7 @@ __all__ = [
     "PARTITIONS",
     "DataSource",
     "Images",
+    "Names",
     "Partition",
     "Prepare",
     "Skew",

@@ -77,12 +77,14 @@ class Header:
     checksum: str
     sums: dict[str, int]  # of every array's bytes, see byte_sum
     scaled: str = ""
+    owner_names: tuple[str, ...] = ()
 
 
 def _header(decoded: Decoded) -> Header:
     sums = {part: byte_sum(array) for part, array in _arrays(decoded).items()}
     mean, std = moments(decoded.x, decoded.train)
-    return Header(decoded.classes, mean, std, checksum(decoded.x, decoded.y), sums, decoded.scaled)
+    about = checksum(decoded.x, decoded.y), sums, decoded.scaled, decoded.owner_names
+    return Header(decoded.classes, mean, std, *about)
 
 
 def _arrays(decoded: Decoded) -> dict[str, np.ndarray]:
@@ -171,9 +173,10 @@ def opened(folder: Path) -> tuple[Header, dict[str, np.ndarray]] | None:
     """Header and mapped arrays of a copy that is whole and undamaged."""
     try:
         stored = json.loads((folder / "header.json").read_text())
-        lists = {name: tuple(stored[name]) for name in ("classes", "mean", "std")}
-        # Older copies do not say; they are not worth a second download.
-        header = Header(**lists, checksum=stored["checksum"], sums=stored["sums"], scaled=stored.get("scaled", ""))
+        # Older copies do not say what was scaled, nor names; that is not worth a second download.
+        stored = {"scaled": "", "owner_names": (), **stored}
+        lists = {name: tuple(stored[name]) for name in ("classes", "mean", "std", "owner_names")}
+        header = Header(**lists, **{name: stored[name] for name in ("checksum", "sums", "scaled")})
         arrays = {part: _mapped(folder / f"{part}.npy") for part in header.sums}
     except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError):
         return None
@@ -212,4 +215,5 @@ def _images(header: Header, arrays: dict[str, np.ndarray], name: str, origin: st
         origin=origin,
         name=name,
         scaled=header.scaled,
+        owner_names=header.owner_names,
     )

@@ -75,13 +75,15 @@ class Hub(DataSource):
         names, y = self._numbers(parts, self.label)
         sizes = [len(part) for part in parts]
         x = self._pictures(parts)
-        users, domains = (self._numbers(parts, name)[1] if name else None for name in (self.user, self.domain))
+        (user_names, users), (domain_names, domains) = (
+            self._numbers(parts, name) if name else ((), None) for name in (self.user, self.domain)
+        )
         if len(parts) == 2:
             train, test = np.split(np.arange(len(y)), [sizes[0]])
         else:
             groups = y if users is None else users
             train, test = stratified(groups, self.holdout, key("hub", "test part"))
-        return Decoded(x, y, train, test, names, users, domains)
+        return Decoded(x, y, train, test, names, users, domains, owner_names=user_names or domain_names)
 
     def _numbers(self, parts: list[Any], column: str) -> tuple[tuple[str, ...], np.ndarray]:
         """Names and one number per example, of whole numbers or words."""

@@ -32,6 +32,7 @@ class Images:
     origin: str  # in words: where it was found
     name: str
     scaled: str = ""  # in words: what was done to their size, where something was
+    owner_names: tuple[str, ...] = ()  # of users by number, or of domains where there are no users
 
     def __len__(self) -> int:
         return len(self.y)
@@ -56,6 +57,7 @@ class Decoded:
     users: np.ndarray | None = None
     domains: np.ndarray | None = None
     scaled: str = ""  # as in Images
+    owner_names: tuple[str, ...] = ()
 
     @staticmethod
     def parts(

@@ -43,8 +43,8 @@ def leaf_users(files: list[Path]) -> Iterator[tuple[str, list[Any], list[int], P
 
 def leaf_examples(
     parts: tuple[list[Path], ...], read: Callable[[list[Any], Path], Any], holdout: float
-) -> tuple[list[Any], np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """(what `read` made of each user's x, labels, users, training part, test part)."""
+) -> tuple[list[Any], np.ndarray, np.ndarray, np.ndarray, np.ndarray, tuple[str, ...]]:
+    """(what `read` made of each user's x, labels, users, training part, test part, names of users)."""
     made, y, users, sizes, numbers = [], [], [], [], {}
     for part in parts:
         for user, x, labels, file in leaf_users(part):
@@ -53,9 +53,10 @@ def leaf_examples(
             users += [numbers.setdefault(user, len(numbers))] * len(labels)
         sizes.append(len(y))
     whose, index = np.array(users, np.int64), np.arange(len(y))
+    train, test = index[: sizes[0]], index[sizes[0] :]
     if not parts[1]:
-        return made, np.array(y, np.int64), whose, *stratified(whose, holdout, key("leaf", "test part"))
-    return made, np.array(y, np.int64), whose, index[: sizes[0]], index[sizes[0] :]
+        train, test = stratified(whose, holdout, key("leaf", "test part"))
+    return made, np.array(y, np.int64), whose, train, test, tuple(numbers)
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,9 @@ class Femnist(Named):
         return Found(files, f"folder {folder} ({len(files)} files of LEAF)", lambda: self._read(*parts))
 
     def _read(self, *parts: list[Path]) -> Decoded:
-        pixels, y, users, train, test = leaf_examples(parts, _bytes, self.holdout)
-        return Decoded(np.concatenate(pixels).reshape(-1, 1, 28, 28), y, train, test, self.classes, users)
+        pixels, y, users, train, test, names = leaf_examples(parts, _bytes, self.holdout)
+        x = np.concatenate(pixels).reshape(-1, 1, 28, 28)
+        return Decoded(x, y, train, test, self.classes, users, owner_names=names)
 
 
 def _bytes(x: list[list[float]], file: Path) -> np.ndarray:

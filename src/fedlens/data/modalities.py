@@ -61,5 +61,6 @@ class Modalities(DataSource):
         is_train = np.isin(source, images.train.numpy())
         is_test = np.isin(source, images.test.numpy())
         users = None if images.users is None else images.users.numpy()[source]
-        y = images.y.numpy()[source]
-        return Decoded(pixels, y, np.flatnonzero(is_train), np.flatnonzero(is_test), images.classes, users, domains)
+        y, train, test = images.y.numpy()[source], np.flatnonzero(is_train), np.flatnonzero(is_test)
+        names = tuple(view.name for view in views) if users is None else images.owner_names
+        return Decoded(pixels, y, train, test, images.classes, users, domains, owner_names=names)

@@ -138,9 +138,9 @@ class Celeba(Named):
         def read(x: list[str], file: Path) -> list[Path]:
             return [inside(folder, str(name), file) for name in x]
 
-        files, y, users, train, test = leaf_examples(parts, read, self.holdout)
+        files, y, users, train, test, names = leaf_examples(parts, read, self.holdout)
         x = pictures([file for some in files for file in some], size=self.size)
-        return Decoded(x, y, train, test, self.classes, users)
+        return Decoded(x, y, train, test, self.classes, users, owner_names=names)
 
     def _whole(self, folder: Path, attributes: Path, identities: Path) -> Decoded:
         lines = attributes.read_text().splitlines()
@@ -150,10 +150,11 @@ class Celeba(Named):
         smiles = {row[0]: int(row[column] == "1") for line in lines[2:] if len(row := line.split()) > column}
         person = {row[0]: row[1] for line in identities.read_text().splitlines() if len(row := line.split()) > 1}
         names = sorted(smiles.keys() & person.keys())
-        _, users, counts = np.unique([person[name] for name in names], return_inverse=True, return_counts=True)
+        persons, users, counts = np.unique([person[name] for name in names], return_inverse=True, return_counts=True)
         kept = np.flatnonzero(counts[users] >= self.min_examples)
-        users = np.unique(users[kept], return_inverse=True)[1]
+        many, users = np.unique(users[kept], return_inverse=True)
         files = [inside(folder, names[index], attributes) for index in kept]
         y = np.array([smiles[names[index]] for index in kept], np.int64)
         train, test = stratified(users, self.holdout, key("celeba", "test part"))
-        return Decoded(pictures(files, size=self.size), y, train, test, self.classes, users)
+        x, called = pictures(files, size=self.size), tuple(persons[many].tolist())
+        return Decoded(x, y, train, test, self.classes, users, owner_names=called)

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import BadInput, nearest
-from ..report.style import COLOURS
+from ..report.style import COLOURS, name_ticks
 from .cache import cache_folder, checksum
 from .images import DataSource, Images
 from .named import Named
+from .names import Names, short
 from .places import data_folders
 from .split import Split, skew
 
@@ -128,12 +129,13 @@ def draw_split(images: Images, split: Split, path: str | Path) -> list[Path]:
     bubbles, histogram = parts[0].subplots(1, 2, gridspec_kw={"width_ratios": (3, 1)})
     y = images.y.numpy()
     counts = np.stack([np.bincount(y[shard], minlength=len(images.classes)) for shard in split.train])
-    _draw_bubbles(bubbles, counts, domains, images)
+    names = Names.of(images, split)
+    _draw_bubbles(bubbles, counts, domains, names)
     _draw_sizes(histogram, counts.sum(1))
     parts[1].suptitle(
         "images of some clients" if len(firsts) == 1 else "images of a client of each domain", fontsize=11
     )
-    _draw_samples(parts[1].subplots(len(clients), 14, squeeze=False), clients, domains, images, split)
+    _draw_samples(parts[1].subplots(len(clients), 14, squeeze=False), clients, domains, images, split, names)
     measured = skew(split, images)
     figure.suptitle(
         f"{images.name}, {len(split):,} client{'s' * (len(split) > 1)}: {measured.classes:.1f} classes each, "
@@ -155,12 +157,12 @@ def domain_of_clients(images: Images, split: Split) -> np.ndarray:
     return np.array([np.bincount(domains[shard]).argmax() for shard in split.train])
 
 
-def _draw_bubbles(axes: Any, counts: np.ndarray, domains: np.ndarray, images: Images) -> None:
+def _draw_bubbles(axes: Any, counts: np.ndarray, domains: np.ndarray, names: Names) -> None:
     clients = np.arange(0, len(counts), -(-len(counts) // DRAWN))
     column, label = np.nonzero(counts[clients])
     drawn, largest = counts[clients][column, label], counts[clients].max()
     # The axes are about 560 x 270 points; the largest bubble fills its cell, but stays large enough to be seen.
-    widest = float(np.clip(min(560 / len(clients), 270 / len(images.classes)), 9, 30))
+    widest = float(np.clip(min(560 / len(clients), 270 / len(names.classes)), 9, 30))
     colours = np.array(COLOURS)[domains[clients][column] % len(COLOURS)]
     axes.scatter(column, label, s=np.maximum(drawn / largest * widest**2, 0.6), c=colours, alpha=0.8, linewidths=0)
     for share in (1, 0.1):
@@ -169,19 +171,15 @@ def _draw_bubbles(axes: Any, counts: np.ndarray, domains: np.ndarray, images: Im
     axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False, fontsize=9, borderaxespad=0.2)
     some = "" if len(clients) == len(counts) else f" ({len(clients)} of {len(counts):,} drawn)"
     axes.set_title("examples per class and client", loc="left")
-    axes.set(xlabel=f"client{some}", xlim=(-0.8, len(clients) - 0.2), ylim=(len(images.classes) - 0.3, -0.7))
+    axes.set(xlabel=f"client{some}", xlim=(-0.8, len(clients) - 0.2), ylim=(len(names.classes) - 0.3, -0.7))
     ticks = np.arange(0, len(clients), -(-len(clients) // 20))
-    axes.set_xticks(ticks, [str(client) for client in clients[ticks]])
-    every = -(-len(images.classes) // 25)
-    shown = range(0, len(images.classes), every)
-    axes.set_yticks(shown, [short(images.classes[number], 18) for number in shown], fontsize=9 if every == 1 else 7)
+    name_ticks(axes, [names.tick(client) for client in clients[ticks]], 10, ticks.tolist())
+    every = -(-len(names.classes) // 25)
+    shown = range(0, len(names.classes), every)
+    axes.set_yticks(shown, [short(names.label(number), 18) for number in shown], fontsize=9 if every == 1 else 7)
     axes.grid(True, color="0.92", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def short(name: str, length: int) -> str:
-    return name if len(name) <= length else f"{name[: length - 1]}…"
 
 
 def _draw_sizes(axes: Any, sizes: np.ndarray) -> None:
@@ -194,7 +192,9 @@ def _draw_sizes(axes: Any, sizes: np.ndarray) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _draw_samples(grid: Any, clients: np.ndarray, domains: np.ndarray, images: Images, split: Split) -> None:
+def _draw_samples(
+    grid: Any, clients: np.ndarray, domains: np.ndarray, images: Images, split: Split, names: Names
+) -> None:
     """A row of images for each of these clients, spread over the classes that it holds."""
     y = images.y.numpy()
     for client, row in zip(clients, grid, strict=True):
@@ -208,4 +208,5 @@ def _draw_samples(grid: Any, clients: np.ndarray, domains: np.ndarray, images: I
             pixels = images.x[int(index)].numpy().transpose(1, 2, 0)
             axes.imshow(pixels if pixels.shape[2] == 3 else pixels[:, :, 0], cmap="gray", vmin=0, vmax=255)
             axes.set_xlabel(short(images.classes[y[index]], 14), fontsize=7, labelpad=2)
-        row[0].set_ylabel(f"client {client}", fontsize=9, color=COLOURS[domains[client] % len(COLOURS)])
+        level = {"rotation": 0, "ha": "right", "va": "center"}  # a name is longer than an image is high
+        row[0].set_ylabel(names.title(client), fontsize=9, color=COLOURS[domains[client] % len(COLOURS)], **level)

@@ -20,7 +20,8 @@ class Split:
 
     train: list[np.ndarray]
     test: list[np.ndarray]
-    notes: tuple[str, ...] = ()  # what was topped up or left unused
+    notes: tuple[str, ...] = ()  # what was topped up or left unused, and what was found
+    found: tuple[str, ...] = ()  # of them, those on the data: anybody who has it finds them again, so none is saved
 
     def __len__(self) -> int:
         return len(self.train)
@@ -38,7 +39,8 @@ class Split:
     def save(self, path: str | Path, images: Images | None = None) -> None:
         """As JSON; with `images` it also says which data it belongs to."""
         about = {"data": images.name, "checksum": images.checksum} if images else {}
-        content = {"format": "fedlens split", "version": 1, "hash": self.hash, **about, "notes": list(self.notes)}
+        notes = [note for note in self.notes if note not in self.found]
+        content = {"format": "fedlens split", "version": 1, "hash": self.hash, **about, "notes": notes}
         content |= {part: [shard.tolist() for shard in getattr(self, part)] for part in ("train", "test")}
         aside = Path(f"{path}.{os.getpid()}.part")
         aside.write_text(json.dumps(content, separators=(",", ":")))

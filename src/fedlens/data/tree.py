@@ -94,14 +94,15 @@ def read_listed(
     """(data set with the training part first, number of each image's owner)."""
     listed = sorted(listed, key=lambda one: one.test)
     classes, y = np.unique([one.label for one in listed], return_inverse=True)
-    owner = np.unique([one.owner for one in listed], return_inverse=True)[1]
+    owners, owner = np.unique([one.owner for one in listed], return_inverse=True)
     x = pictures([one.file for one in listed], mode, size)
     if has_test:
         train, test = np.split(np.arange(len(listed)), [sum(not one.test for one in listed)])
     else:
         train, test = stratified(owner * len(classes) + y, holdout, key("folder", "test part"))
     scaled = in_words({size_of(one.file) for one in listed}, size) if size else ""
-    return Decoded(x, y.astype(np.int64), train, test, tuple(classes.tolist()), scaled=scaled), owner
+    about = {"scaled": scaled, "owner_names": tuple(name for name in owners.tolist() if name)}
+    return Decoded(x, y.astype(np.int64), train, test, tuple(classes.tolist()), **about), owner
 
 
 def in_words(sizes: set[tuple[int, int]], size: int) -> str:

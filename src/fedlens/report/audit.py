@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..audit.attack import Gallery, Verdict
+from ..audit.attack import LEGEND, Gallery, Verdict
 from ..audit.measures import Measure
 from .style import COLOURS, pyplot, save
 
@@ -17,14 +17,11 @@ def overview(verdicts: Sequence[Verdict], path: Path) -> Path:
     figure, axes = plt.subplots(
         len(verdicts), 1, figsize=(7.2, 0.62 * len(verdicts) + 0.9), squeeze=False, layout="constrained"
     )
-    kinds = (("chance", "#888888", "|"), ("undefended", COLOURS[1], "d"), ("found", COLOURS[0], "o"))
+    marks = dict(zip(LEGEND, ((COLOURS[0], "o"), ("#888888", "|"), (COLOURS[1], "d")), strict=True))
     for axis, verdict in zip(axes[:, 0], verdicts, strict=True):
-        for kind, colour, mark in kinds:
-            one: Measure = getattr(verdict, kind)[verdict.decisive]
+        for (name, (colour, mark)), one in zip(marks.items(), verdict.beside(verdict.decisive), strict=True):
             axis.plot([one.low, one.high], [0, 0], color=colour, linewidth=5, alpha=0.35, solid_capstyle="butt")
-            axis.plot(
-                one.value, 0, mark, color=colour, markersize=8, label={"undefended": "no defence"}.get(kind, kind)
-            )
+            axis.plot(one.value, 0, mark, color=colour, markersize=8, label=name, zorder=4 if name == "found" else 3)
         axis.set_ylabel(f"{verdict.attack}\n{verdict.decisive}", rotation=0, ha="right", va="center", fontsize=9)
         axis.set(yticks=[], ylim=(-0.5, 0.5))
         if verdict.decisive != "PSNR":

@@ -9,21 +9,31 @@ from typing import Any
 
 from torch import Tensor
 
-from .style import COLOURS, pyplot, save
+from ..data.names import NUMBERS, Names
+from .style import COLOURS, caption, name_ticks, pyplot, save
 
-NUMBERED = 40  # clients at most whose numbers fit below a chart
+NUMBERED = 40  # clients at most whose names or numbers fit below a chart
+LOOKS_LEGEND = (
+    "red to yellow: where a model finds what speaks for the true class, each map scaled by its own largest values; "
+    "below the image its class, below a map what the model takes it for, in red when that is wrong"
+)
 BETTER, WORSE = "#c00000", "#0050c0"
 
 
 def accuracy_bars(
-    accuracies: Mapping[str, Mapping[int, float]], fairness: Mapping[str, Mapping[str, float]], path: Path
+    accuracies: Mapping[str, Mapping[int, float]],
+    fairness: Mapping[str, Mapping[str, float]],
+    path: Path,
+    names: Names = NUMBERS,
 ) -> Path:
     """A row for each run, a bar for each client in the same order: the first run's, worst first."""
     first, by = next(iter(accuracies.items()))
     order = sorted(by, key=lambda client: (by[client], client))
+    called = [names.tick(client) for client in order]
     plt = pyplot()
-    wide = min(12, max(6, 0.12 * len(order) + 2))
-    figure, axes = plt.subplots(len(accuracies), 1, figsize=(wide, 1.75 * len(accuracies) + 0.5), squeeze=False)
+    wide, below = min(12, max(6, 0.12 * len(order) + 2)), 0.06 * max(map(len, called))  # inches
+    high = 1.75 * len(accuracies) + 0.5 + below
+    figure, axes = plt.subplots(len(accuracies), 1, figsize=(wide, high), squeeze=False)
     for (name, values), axis, colour in zip(accuracies.items(), axes[:, 0], _cycle(len(accuracies)), strict=True):
         numbers = fairness[name]
         axis.bar(range(len(order)), [100 * values.get(c, math.nan) for c in order], color=colour, alpha=0.8, width=0.8)
@@ -33,7 +43,8 @@ def accuracy_bars(
         said += f"worst tenth {100 * numbers['worst_decile']:.1f} % (dotted), Jain {numbers['jain']:.3f}"
         axis.set_title(f"{name}: {said}", fontsize=9, loc="left")
         axis.set(ylim=(0, 101), xlim=(-0.7, len(order) - 0.3), ylabel="accuracy, %")
-        axis.set_xticks(range(len(order)) if len(order) <= NUMBERED else [], map(str, order[:NUMBERED]), fontsize=7)
+        name_ticks(axis, called if len(order) <= NUMBERED else [], 7)
+        axis.tick_params(labelbottom=axis is axes[-1, 0] or not names.clients)  # once is enough for words
         axis.grid(axis="x", visible=False)
     axes[-1, 0].set_xlabel(f"clients, worst of {first} first")
     figure.tight_layout()
@@ -124,6 +135,7 @@ def looks(
         axis.grid(False)
         axis.spines[:].set_visible(False)
     figure.subplots_adjust(wspace=0.06, hspace=0.22)
+    caption(figure, LOOKS_LEGEND)
     return save(figure, path)
 
 

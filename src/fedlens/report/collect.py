@@ -17,6 +17,7 @@ from .. import config
 from ..analysis import LOOKS, fairness
 from ..core.errors import BadInput
 from ..core.strict_json import finite
+from ..data import Names
 from ..runs import RunFolder
 from .gallery import Pictures
 
@@ -107,7 +108,7 @@ def _listed(values: list[Any]) -> str:
 
 
 def _intact(folder: RunFolder, settings: dict[str, Any], pictures: Pictures, name: str) -> dict[str, Any]:
-    passport, result = folder.passport(), folder.result()
+    passport, result, names = folder.passport(), folder.result(), folder.names()
     metrics, sent = folder.metrics(), folder.bytes()
     done = max(metrics["round"].to_pylist(), default=0)
     if result and result["rounds"] != done:
@@ -120,18 +121,18 @@ def _intact(folder: RunFolder, settings: dict[str, Any], pictures: Pictures, nam
         "trouble": "" if result else f"{done} of {planned} rounds are done",
         "rounds": done,
         "planned": planned,
-        "passport": passport,
+        "passport": {part: value for part, value in passport.items() if part != "names"},
         "split": passport["split_hash"],
         "data": passport["data"]["sha256"],
         "curves": curves(metrics, sent),
-        "looks": looks(metrics),
+        "looks": looks(metrics, names),
         "bytes": traffic(sent),
         "seconds": math.fsum(_timings(metrics).values()),
-        "owned": owned(counts) if (counts := _json(folder, "label_counts.json")) else None,
+        "owned": owned(counts, names) if (counts := _json(folder, "label_counts.json")) else None,
         "privacy": _json(folder, "privacy.json"),
         "audit": _json(folder, "audit.json"),
         "flower": _flower(folder, passport),
-        "sub_models": _sub_models(folder, settings) if result else [],
+        "sub_models": _sub_models(folder, settings, names) if result else [],
         "pictures": pictures.of(folder.figures, name),
     }
 
@@ -158,7 +159,7 @@ def _flower(folder: RunFolder, passport: Mapping[str, Any]) -> dict[str, Any] | 
     return {"own_data": bool(passport.get("nodes_own_data")), "moved": moved}
 
 
-def _sub_models(folder: RunFolder, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _sub_models(folder: RunFolder, settings: Mapping[str, Any], names: Names) -> list[dict[str, Any]]:
     """SPATL's smaller networks, a row for each client; nothing where the data are not at hand to build them."""
     if not str(settings["algorithm"]["is"]).startswith("spatl") or settings["algorithm"].get("selector") == "all":
         return []
@@ -169,7 +170,8 @@ def _sub_models(folder: RunFolder, settings: Mapping[str, Any]) -> list[dict[str
     except BadInput:
         return []
     # Latency is what a machine measures with care, not while it writes a page.
-    return [{key: value for key, value in asdict(one).items() if key != "latency"} for one in found]
+    shown = [{key: value for key, value in asdict(one).items() if key != "latency"} for one in found]
+    return [{**row, "name": names.client(row["client"])} for row in shown]
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
@@ -228,7 +230,7 @@ def _running_total(by_round: Mapping[int, float]) -> dict[int, float]:
     return found
 
 
-def looks(metrics: pa.Table) -> dict[str, dict[str, Any]]:
+def looks(metrics: pa.Table, names: Names) -> dict[str, dict[str, Any]]:
     """Model -> accuracy of each client with it on its own test images at the last look, and how fair that is."""
     rows = metrics.filter(pc.field("client").is_valid() & (pc.field("metric") == "accuracy"))
     found: dict[str, dict[int, float]] = {}
@@ -237,6 +239,7 @@ def looks(metrics: pa.Table) -> dict[str, dict[str, Any]]:
     return {
         look: {
             "clients": thinned(sorted(by)),
+            "names": [names.client(client) for client in thinned(sorted(by))] if names.clients else None,
             "accuracy": [by[client] for client in thinned(sorted(by))],
             "count": len(by),
             **fairness(list(by.values())),
@@ -246,13 +249,16 @@ def looks(metrics: pa.Table) -> dict[str, dict[str, Any]]:
     }
 
 
-def owned(counts: Sequence[Sequence[int]]) -> dict[str, Any]:
+def owned(counts: Sequence[Sequence[int]], names: Names) -> dict[str, Any]:
     """How many images of which class clients own; of very many clients some."""
     sizes, drawn = [sum(row) for row in counts], thinned(range(len(counts)), DRAWN)
     held = sum(count > 0 for row in counts for count in row) / len(counts)
     return {
         "total": {"clients": len(counts), "smallest": min(sizes), "largest": max(sizes), "classes": held},
         "clients": drawn,
+        "names": [names.client(client) for client in drawn],
+        "ticks": [names.tick(client) for client in drawn],
+        "classes": [names.label(label) for label in range(len(counts[0]))],
         "counts": [list(counts[client]) for client in drawn],
     }
 

@@ -7,15 +7,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..data.names import NUMBERS, Names, short
 from ..runs import RunFolder
-from .style import COLOURS, pyplot, save
+from .style import COLOURS, name_ticks, pyplot, save
 
 _LOOKS = (
     ("personal before", "before local training", COLOURS[0]),
     ("personal after", "after local training", COLOURS[1]),
     ("fine-tuned", "fine-tuned", COLOURS[2]),
 )
-_NUMBERED = 20  # clients at most whose numbers fit below a panel
+_NUMBERED = 20  # clients at most whose names or numbers fit below a panel
 
 
 def learning_curves(runs: Mapping[str, RunFolder], path: Path) -> Path:
@@ -40,7 +41,8 @@ def first_look(folder: RunFolder, path: Path) -> Path:
 
     plt = pyplot()
     figure, (split, growth, clients) = plt.subplots(1, 3, figsize=(12, 3.5), width_ratios=(1.15, 1, 1))
-    label_mix(split, json.loads((folder.path / "label_counts.json").read_text()))
+    names = folder.names()
+    label_mix(split, json.loads((folder.path / "label_counts.json").read_text()), names)
     rounds, accuracies = curve(folder)
     growth.plot(rounds, accuracies, color=COLOURS[0], linewidth=1.8)
     growth.set(xlabel="rounds", title="accuracy of the global model", ylim=(0, 1))
@@ -55,14 +57,14 @@ def first_look(folder: RunFolder, path: Path) -> Path:
         for values, label, colour in shown:
             ys = [values.get(client, math.nan) for client in order]
             clients.plot(range(len(order)), ys, "o", color=colour, markersize=4, label=label)
-        clients.set_xticks(range(len(order)) if len(order) <= _NUMBERED else [], map(str, order[:_NUMBERED]))
+        name_ticks(clients, [names.tick(client) for client in order] if len(order) <= _NUMBERED else [], 10)
         clients.legend()
     clients.set(xlabel="clients, worst first", title="accuracy on each client's own test data", ylim=(0, 1.02))
     figure.tight_layout()
     return save(figure, path)
 
 
-def label_mix(axis: Any, counts: Sequence[Sequence[int]]) -> None:
+def label_mix(axis: Any, counts: Sequence[Sequence[int]], names: Names = NUMBERS) -> None:
     """Client on x, class on y, area by count."""
     xs, ys, sizes = [], [], []
     largest = max(max(row) for row in counts)
@@ -75,8 +77,10 @@ def label_mix(axis: Any, counts: Sequence[Sequence[int]]) -> None:
     axis.scatter(xs, ys, s=sizes, color=COLOURS[2], alpha=0.75, linewidth=0)
     axis.set(xlabel="clients", ylabel="class", title="who owns which images")
     axis.xaxis.get_major_locator().set_params(integer=True)
-    if len(counts[0]) <= 12:
-        axis.set_yticks(range(len(counts[0])))
+    if names.clients and len(counts) <= _NUMBERED:
+        name_ticks(axis, [names.tick(client) for client in range(len(counts))], 10)
+    if (count := len(counts[0])) <= 12:
+        axis.set_yticks(range(count), [short(names.label(label), 18) for label in range(count)])
 
 
 def curve(folder: RunFolder) -> tuple[list[int], list[float]]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
+from ..audit.attack import LEGEND
 from ..core.errors import BadInput
 from ..core.memories import write_whole
 from . import story
@@ -77,6 +78,7 @@ def gather(paths: Sequence[Path]) -> dict[str, Any]:
         "splits": _splits(runs),
         "settings": _settings(runs),
         "left_out": pictures.left_out,
+        "audit_legend": LEGEND,
         "dashes": DASHES,
         "runs": [{k: v for k, v in run.items() if k not in ("settings", "owned")} for run in runs],
     }

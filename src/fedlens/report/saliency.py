@@ -8,13 +8,14 @@ from typing import Any
 
 from torch import Tensor
 
-from .style import COLOURS, pyplot, save
+from ..data.names import Names
+from .style import COLOURS, caption, name_ticks, pyplot, save
 
-NUMBERED = 25  # clients at most whose numbers fit below a chart
+NUMBERED = 25  # clients at most whose names or numbers fit below a chart
 
 
-def pictures(columns: Mapping[str, Any], path: Path, titles: Sequence[str] = ()) -> Path:
-    """Columns of pictures [n, h, w, 3] or [n, h, w] in 0..1, each under its name, row by row."""
+def pictures(columns: Mapping[str, Any], path: Path, titles: Sequence[str] = (), about: str = "") -> Path:
+    """Columns of pictures [n, h, w, 3] or [n, h, w] in 0..1, each under its name, row by row; below, what they are."""
     plt = pyplot()
     high = len(next(iter(columns.values())))
     figure, axes = plt.subplots(high, len(columns), figsize=(1.25 * len(columns), 1.25 * high + 0.3), squeeze=False)
@@ -28,6 +29,8 @@ def pictures(columns: Mapping[str, Any], path: Path, titles: Sequence[str] = ())
     for title, axis in zip(titles, axes[:, 0], strict=False):
         axis.set_ylabel(title, fontsize=8)
     figure.subplots_adjust(wspace=0.05, hspace=0.05)
+    if about:
+        caption(figure, about)
     return save(figure, path)
 
 
@@ -54,7 +57,7 @@ def boxes(scores: Mapping[str, Mapping[str, Tensor]], path: Path, title: str) ->
     return save(figure, path)
 
 
-def client_weights(axes: Sequence[Any], weights: Any) -> None:
+def client_weights(axes: Sequence[Any], weights: Any, names: Names) -> None:
     """Two panels, clients by size: shares of the average, and saliency per image."""
     share, per_image = axes
     order = sorted(weights.examples, key=lambda client: -weights.examples[client])
@@ -76,10 +79,7 @@ def client_weights(axes: Sequence[Any], weights: Any) -> None:
     per_image.legend(loc="upper right")
     for axis in axes:
         axis.set_xlabel("clients, largest first")
-        if len(order) <= NUMBERED:
-            axis.set_xticks(list(places), [str(c) for c in order], fontsize=8)
-        else:
-            axis.set_xticks([])
+        name_ticks(axis, [names.tick(client) for client in order] if len(order) <= NUMBERED else [], 8)
         axis.grid(axis="x", visible=False)
 
 
@@ -90,7 +90,7 @@ def agreement_matrix(axis: Any, names: Sequence[str], matrix: Tensor) -> None:
         for column in range(len(names)):
             value = float(matrix[row, column])
             axis.text(column, row, f"{value:.2f}", ha="center", va="center", color="white" if value > 0.6 else "black")
-    axis.set_xticks(range(len(names)), names)
+    name_ticks(axis, names, 10)
     axis.set_yticks(range(len(names)), names)
     axis.grid(False)
     axis.spines[:].set_visible(False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..analysis import LOOKS
+from ..analysis import LOOKS, measure_of
 from .groups import compared, differing, outermost
 
 MODELS = {
@@ -42,12 +42,15 @@ def duration(seconds: float) -> str:
 
 
 def measure_for(groups: Sequence[Mapping[str, Any]]) -> str | None:
-    """The model that all of these are judged by: the global one, or else clients' own."""
+    """The model that all of these are judged by: the global one where each is judged by that, or else clients' own."""
 
     def known(measure: str) -> bool:
         return all(group["accuracy"].get(model_of(group, measure), {}).get("mean") is not None for group in groups)
 
-    return next((m for m in ("global", own_measure(groups)) if m and known(m)), None) if groups else None
+    measures = ["global", own_measure(groups)]
+    if any(measure_of(group["accuracy"]) != "global" for group in groups):
+        measures.reverse()
+    return next((m for m in measures if m and known(m)), None) if groups else None
 
 
 def own_measure(groups: Sequence[Mapping[str, Any]]) -> str | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import textwrap
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +66,20 @@ def pyplot() -> Any:
 
     plt.rcParams.update(_SETTINGS)
     return plt
+
+
+def name_ticks(axis: Any, names: Sequence[str], fontsize: float, places: Sequence[int] | None = None) -> None:
+    """Names below an axis, at `places` or 0, 1, ...; words, which need more room than numbers, slant."""
+    turned = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if max(map(len, names), default=0) > 4 else {}
+    axis.set_xticks(range(len(names)) if places is None else places, names, fontsize=fontsize, **turned)
+
+
+def caption(figure: Any, text: str) -> None:
+    """How to read a figure, below it, in as many lines as its width asks for."""
+    wide, high = figure.get_size_inches()
+    below = figure.get_tightbbox().y0 - 0.08
+    lines = textwrap.fill(text, int(13 * wide))  # letters of this size to an inch
+    figure.text(0.5, below / high, lines, ha="center", va="top", fontsize=8.5, color="#444444")
 
 
 def save(figure: Any, path: Path) -> Path:

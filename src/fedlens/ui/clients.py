@@ -18,6 +18,7 @@ from ..core.errors import BadInput, nearest
 from ..core.strict_json import finite
 from ..report.collect import thinned
 from ..report.gallery import KINDS
+from ..runs import RunFolder
 
 PAGE = 25  # clients at a time
 ORDERS = ("number", "worst", "best", "largest", "smallest")
@@ -28,7 +29,7 @@ def clients(run: Path, order: str, at: int) -> dict[str, Any]:
     """Clients from place `at` on in this order: how much they own of what, and how accurate their models are."""
     if order not in ORDERS:
         raise BadInput(f"order is {order!r}; {nearest(order, ORDERS)}")
-    counts, (model, round, accuracy) = _counts(run), _last_look(run)
+    counts, (model, round, accuracy), names = _counts(run), _last_look(run), RunFolder(run).names()
     numbers = range(len(counts)) if counts is not None else sorted(accuracy)
     sizes = counts.sum(1) if counts is not None else None
     if order in ("worst", "best"):
@@ -39,10 +40,10 @@ def clients(run: Path, order: str, at: int) -> dict[str, Any]:
         numbers = np.argsort(-sizes if order == "largest" else sizes, kind="stable").tolist()
     rows = []
     for client in numbers[at : at + PAGE]:
-        row: dict[str, Any] = {"client": client, "accuracy": accuracy.get(client)}
+        row: dict[str, Any] = {"client": client, "name": names.client(client), "accuracy": accuracy.get(client)}
         if counts is not None and sizes is not None:
             own = counts[client]
-            mix = [[int(label), int(own[label])] for label in np.argsort(-own, kind="stable")[:3] if own[label]]
+            mix = [[names.label(label), int(own[label])] for label in np.argsort(-own, kind="stable")[:3] if own[label]]
             row |= {"images": int(sizes[client]), "classes": int((own > 0).sum()), "most": mix}
         rows.append(row)
     return finite({"count": len(numbers), "at": at, "model": model, "round": round, "rows": rows})
@@ -50,7 +51,7 @@ def clients(run: Path, order: str, at: int) -> dict[str, Any]:
 
 def client(run: Path, number: int) -> dict[str, Any]:
     """One client: its data, its weight, its accuracy over rounds, when it took part."""
-    counts = _counts(run)
+    counts, names = _counts(run), RunFolder(run).names()
     rows = _rows(run / "metrics.parquet", tables.METRICS, number)
     if counts is not None and number >= len(counts):
         raise BadInput(f"client {number} does not exist: there are {len(counts)}, counted from 0")
@@ -68,11 +69,12 @@ def client(run: Path, number: int) -> dict[str, Any]:
         curve |= {name: [values[at] for at in kept] for name, values in curve.items()}
     sent = _rows(run / "bytes.parquet", tables.BYTES, number)
     took_part = sorted({round for round, kind in _columns(sent, "round", "kind") if kind == "upload"})
-    found: dict[str, Any] = {"client": number, "curves": curves, "setbacks": setbacks}
+    found: dict[str, Any] = {"client": number, "name": names.client(number), "curves": curves, "setbacks": setbacks}
     found |= {"took_part": len(took_part), "last_part": took_part[-1] if took_part else None}
     if counts is not None:
         own = counts[number]
         found |= {"counts": own.tolist(), "images": int(own.sum()), "share": float(own.sum() / counts.sum())}
+        found |= {"classes": [names.label(label) for label in range(len(own))]}
     return finite({**found, "weight": _weight(run, number), "pictures": pictures(run)})
 
 

@@ -15,14 +15,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from .. import tables
-from ..analysis import LOOKS
+from ..analysis import measure_of
 from ..core.errors import BadInput
 from ..core.strict_json import finite
 from ..report import collect
 from ..report.style import place_of
 from ..simulate import STOP
 
-MODELS = ("global", *LOOKS)  # by which a run is judged, the first that it has
 SPARK = 60  # points of the small curve in a list
 NOTES = 50
 _ROUND = re.compile(
@@ -211,8 +210,12 @@ class Followed:
 
     def _measure(self) -> dict[str, Any]:
         points = self._points()
-        judge = next((name for name in MODELS if name in points), "global")
-        accuracies = [point[0] for point in points.get(judge, {}).values() if point[0] is not None]
+        accuracies = {
+            model: [point[0] for point in by.values() if point[0] is not None] for model, by in points.items()
+        }
+        judge = measure_of(points) or "global"
+        own = accuracies.get(judge, [])
+        drawn = accuracies.get("global", own)  # fine-tuning ends in one point, which is no curve
         return finite(
             {
                 "generation": self.generation,
@@ -221,9 +224,9 @@ class Followed:
                 "round": self._done,
                 "rounds": self._rounds,
                 "judged_by": judge,
-                "accuracy": accuracies[-1] if accuracies else None,
-                "best": max(accuracies, default=None),
-                "spark": [round(value, 4) for value in collect.thinned(accuracies, SPARK)],
+                "accuracy": own[-1] if own else None,
+                "best": max(own, default=None),
+                "spark": [round(value, 4) for value in collect.thinned(drawn, SPARK)],
                 "seconds": self._logged.get("seconds"),
                 "bytes": 1e6 * (self._logged["up"] + self._logged["down"]) if self._logged else None,
             }

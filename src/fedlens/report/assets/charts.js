@@ -128,7 +128,7 @@ function follow(image, frame, width, places, show) {
 }
 
 // ---- a row of clients for each run ----
-// rows: name, group, clients, accuracy, mean, worst_decile, split
+// rows: name, group, clients, names (or none), accuracy, mean, worst_decile, split
 function strips(about, rows) {
   return chart(about, (width, frame) => {
     const above = width < 620, left = above ? 4 : Math.min(230, 24 + 6.8 * Math.max(...rows.map((row) => row.name.length)));
@@ -146,7 +146,7 @@ function strips(about, rows) {
       row.clients.forEach((client, at) => {
         const dot = drawn("circle", { class: `client c${row.group.colour}`, cx: x(row.accuracy[at]).toFixed(1), cy: middle, r: 5 });
         const key = `${row.split} ${client}`;
-        dots.set(key, [...(dots.get(key) || []), { dot, row, value: row.accuracy[at], client, middle }]);
+        dots.set(key, [...(dots.get(key) || []), { dot, row, value: row.accuracy[at], called: row.names ? row.names[at] : `client ${client}`, middle }]);
         image.append(dot);
       });
       for (const [kind, value] of [["mean", row.mean], ["tenth", row.worst_decile]])
@@ -159,7 +159,7 @@ function strips(about, rows) {
       chosen = same || [];
       for (const { dot } of chosen) dot.classList.add("chosen");
       if (!same) return tip(frame);
-      tip(frame, place[0], place[1], [element("div", {}, element("span", {}, `client ${same[0].client}`)), ...same.slice(0, 14).map(({ row, value }) => tipRow(swatch(row.group), row.name, `${percent(value)} %`))]);
+      tip(frame, place[0], place[1], [element("div", {}, element("span", {}, same[0].called)), ...same.slice(0, 14).map(({ row, value }) => tipRow(swatch(row.group), row.name, `${percent(value)} %`))]);
     }
     const all = [...dots.values()];
     image.addEventListener("pointermove", (event) => {
@@ -215,19 +215,21 @@ function bars(about, rows, kinds, write) {
 // ---- who owns what: clients along, classes up, area by count ----
 function bubbles(about, split) {
   return chart(about, (width, frame) => {
-    const classes = split.counts[0].length, left = 44, step = Math.max(5, Math.min(22, 420 / classes));
-    const height = Math.round(classes * step + 58), image = canvas(width, height);
+    const classes = split.counts[0].length, longest = (words) => Math.max(...words.map((word) => word.length));
+    const left = Math.max(44, Math.min(0.3 * width, 16 + 6.8 * longest(split.classes))), step = Math.max(5, Math.min(22, 420 / classes));
+    const slant = longest(split.ticks) > 4 ? -35 : 0, below = slant ? 4.5 * longest(split.ticks) : 0; // words need room that numbers do not
+    const height = Math.round(classes * step + 58 + below), image = canvas(width, height);
     const across = (width - left - 10) / split.counts.length, most = Math.max(...split.counts.flat());
     const widest = Math.min(across, step) * 0.98;
     const x = (number) => left + (number + 0.5) * across, y = (label) => (classes - label - 0.5) * step + 20;
     const each = Math.ceil(classes / (420 / 18)), skipped = Math.ceil(split.counts.length / (width / 34));
-    for (let label = 0; label < classes; label += each) image.append(text(left - 8, y(label) + 4, label, { "text-anchor": "end" }));
-    split.clients.forEach((client, number) => { if (number % skipped === 0) image.append(text(x(number), classes * step + 38, client, { "text-anchor": "middle" })); });
+    for (let label = 0; label < classes; label += each) image.append(text(left - 8, y(label) + 4, short(split.classes[label], left / 6.8 - 2), { "text-anchor": "end" }));
+    split.ticks.forEach((tick, number) => { if (number % skipped === 0) image.append(text(x(number), classes * step + 38, tick, slant ? { "text-anchor": "end", transform: `rotate(${slant} ${x(number)} ${classes * step + 34})` } : { "text-anchor": "middle" })); });
     image.append(text(width - 10, height - 4, "client", { "text-anchor": "end" }), text(2, 12, "class"));
     split.counts.forEach((row, number) => row.forEach((count, label) => {
       if (!count) return;
       const dot = drawn("circle", { class: "bubble k0", cx: x(number).toFixed(1), cy: y(label).toFixed(1), r: Math.max(0.7, (widest / 2) * Math.sqrt(count / most)).toFixed(2) });
-      dot.addEventListener("pointermove", () => tip(frame, x(number), y(label) + 12, [tipRow(null, `client ${split.clients[number]}, class ${label}`, `${count} images`)]));
+      dot.addEventListener("pointermove", () => tip(frame, x(number), y(label) + 12, [element("div", {}, element("span", {}, split.names[number])), tipRow(null, `class ${split.classes[label]}`, `${count} images`)]));
       dot.addEventListener("pointerleave", () => tip(frame));
       image.append(dot);
     }));

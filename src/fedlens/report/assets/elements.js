@@ -33,6 +33,7 @@ function duration(seconds) {
   return `${+seconds.toPrecision(3)} s`;
 }
 const plainly = (value) => (!known(value) ? "–" : typeof value === "number" && !Number.isInteger(value) ? String(+value.toPrecision(6)) : String(value));
+const short = (words, length) => (words.length <= length ? words : `${words.slice(0, Math.max(1, Math.floor(length) - 1))}…`);
 // A mean and its deviation in the mean's unit; a deviation that would read as zero is left out.
 function withSpread(found, units) {
   if (!found || !known(found.mean)) return "–";

@@ -22,7 +22,9 @@ function curves() {
   const shown = groups.filter((group) => Object.keys(group.curves).length);
   if (!shown.length) return null;
   const hidden = new Set(), holder = element("div"), measures = report.measures;
-  let measure = report.measure in measures ? report.measure : Object.keys(measures)[0], axis = "round", line = null;
+  // Fine-tuning ends in one point: where that is all, the curves that led there are shown first.
+  const drawable = (name) => groups.some((group) => group.curves[modelOf(group, name)]?.round.length > 1);
+  let measure = [report.measure, ...Object.keys(measures)].find((name) => name in measures && drawable(name)) || Object.keys(measures)[0], axis = "round", line = null;
   const curve = (group) => group.curves[modelOf(group, measure)];
   const visible = () => shown.filter((group) => curve(group) && !hidden.has(group)).map((group) => ({
     group, xs: curve(group)[axis], ys: curve(group).accuracy, low: curve(group).low, high: curve(group).high, unfinished: !group.complete }));
@@ -193,7 +195,8 @@ function audits() {
   const measure = (one) => (one ? `${+one.value.toFixed(3)} [${+one.low.toFixed(2)}, ${+one.high.toFixed(2)}]` : "–");
   const rows = looked.flatMap((run) => run.audit.verdicts.flatMap((verdict) => Object.keys(verdict.found).map((name) => ({ run: run.name, verdict, name }))));
   const column = (name, kind) => ({ name, number: true, text: (row) => measure(row.verdict[kind][row.name]), value: (row) => row.verdict[kind][row.name]?.value ?? null });
-  return [element("p", {}, "What attacks make of what the server received, between chance and no defence at all; 95\u00a0% intervals in brackets."),
+  return [element("p", {}, "What attacks make of what the server received, between two references."),
+    element("ul", {}, Object.entries(report.audit_legend).map(([name, meaning]) => element("li", {}, element("strong", {}, name), `: ${meaning}.`))),
     looked.map((run) => [element("h3", {}, run.name), run.audit.verdicts.map((verdict) => element("div", { class: "card" }, element("h4", {}, verdict.attack),
       element("p", { class: "about" }, verdict.threat), element("p", {}, verdict.verdict), intervals(() => `${verdict.attack}, ${verdict.decisive}: ${verdict.verdict}`, verdict).frame, verdict.notes.map((note) => element("p", { class: "about" }, note)))),
       Object.entries(run.audit.skipped || {}).map(([name, why]) => element("p", { class: "about" }, `${name} was not tried: ${why}.`))]),
@@ -227,7 +230,7 @@ function subModels() {
   if (!rows.length) return null;
   const share = (name, key) => ({ name, number: true, text: (row) => percent(row[key]), value: (row) => row[key] });
   return [element("p", {}, "The smaller network that each client selected, beside the whole one; accuracies are on the images that the selection was rewarded on."),
-    table("Sub-models by client", [{ name: "run", text: (row) => row.run }, { name: "client", number: true, text: (row) => String(row.client), value: (row) => row.client }, share("FLOPs, %", "flops"), share("parameters, %", "parameters"),
+    table("Sub-models by client", [{ name: "run", text: (row) => row.run }, { name: "client", text: (row) => row.name, value: (row) => row.client }, share("FLOPs, %", "flops"), share("parameters, %", "parameters"),
       share("sent, %", "sent"), share("accuracy, %", "accuracy"), share("whole network, %", "dense")], rows)];
 }
 

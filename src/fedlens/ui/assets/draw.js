@@ -32,17 +32,17 @@ function heights(about, xName, xText, yName, visible) {
 }
 
 // How many images of each class a client owns.
-function mix(about, counts) {
+function mix(about, counts, classes) {
   return chart(about, (width, frame) => {
     const height = 190, image = canvas(width, height, { class: "mix" }), most = Math.max(...counts, 1), wide = (width - 44) / counts.length;
     for (const at of ticks(0, most, 3, 1)) image.append(drawn("line", { class: "rule", x1: 36, x2: width, y1: 150 - (126 * at) / most, y2: 150 - (126 * at) / most }), text(30, 154 - (126 * at) / most, at, { "text-anchor": "end" }));
-    const skipped = Math.ceil(counts.length / (width / 26));
+    const room = Math.max(26, Math.min(90, 10 + 6.8 * Math.max(...classes.map((name) => name.length)))), skipped = Math.ceil(counts.length / (width / room));
     counts.forEach((count, label) => {
       const bar = drawn("rect", { x: 38 + label * wide, y: 150 - (126 * count) / most, width: Math.max(1, wide - 2), height: (126 * count) / most, rx: 2 });
-      bar.addEventListener("pointermove", () => tip(frame, 38 + label * wide, 20, [tipRow(null, `class ${label}`, `${count} images`)]));
+      bar.addEventListener("pointermove", () => tip(frame, 38 + label * wide, 20, [tipRow(null, `class ${classes[label]}`, `${count} images`)]));
       bar.addEventListener("pointerleave", () => tip(frame));
       image.append(bar);
-      if (label % skipped === 0) image.append(text(38 + (label + 0.5) * wide, 168, label, { "text-anchor": "middle" }));
+      if (label % skipped === 0) image.append(text(38 + (label + 0.5) * wide, 168, short(classes[label], (skipped * wide) / 6.8), { "text-anchor": "middle" }));
     });
     return fill(image, {}, [text(2, 12, "images"), text(width, 186, "class", { "text-anchor": "end" })]);
   });

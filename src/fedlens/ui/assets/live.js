@@ -206,7 +206,7 @@ function clientSection(name) {
     const last = at + found.rows.length, judged = found.model ? `, judged after round ${found.round} by ${WORDS[found.model] || found.model}` : "";
     told.textContent = found.count ? `Clients ${at + 1} to ${last} of ${found.count}${judged}.` : order === "worst" || order === "best" ? "Clients were not looked at yet." : "Nothing is known of clients yet.";
     const turn = (words, to, possible) => element("button", { type: "button", class: "plain", disabled: possible ? null : "", onclick: () => { at = to; show(); } }, words);
-    const body = found.rows.map((row) => element("tr", {}, element("th", { scope: "row" }, element("button", { type: "button", class: "plain", "data-client": row.client, onclick: () => inspect(row.client) }, `client ${row.client}`)),
+    const body = found.rows.map((row) => element("tr", {}, element("th", { scope: "row" }, element("button", { type: "button", class: "plain", "data-client": row.client, onclick: () => inspect(row.client) }, row.name)),
       element("td", { class: "number" }, known(row.accuracy) ? percent(row.accuracy) : "–"), element("td", { class: "number" }, plainly(row.images)), element("td", { class: "number" }, plainly(row.classes)),
       element("td", {}, (row.most || []).map(([label, count]) => `${label} (${count})`).join(", "))));
     const size = 25, head = ["client", "accuracy, %", "images", "classes", "most of class"].map((words, number) => element("th", { scope: "col", class: number > 0 && number < 4 ? "number" : null }, words));
@@ -228,11 +228,11 @@ function clientCard(name, found) {
   const group = (model, number) => ({ label: WORDS[model] || model, colour: rows.get(name)?.colour || 0, dash: 0, variant: number });
   const series = () => Object.entries(found.curves).map(([model, points], number) => ({ group: group(model, number), xs: points.round, ys: points.accuracy }));
   const last = Object.entries(found.curves).map(([model, points]) => [`accuracy, ${WORDS[model] || model}`, `${percent(points.accuracy[points.accuracy.length - 1])} %`]);
-  return element("div", { class: "card" }, element("h3", {}, `Client ${found.client}`),
+  return element("div", { class: "card" }, element("h3", {}, found.name.replace(/^client (?=\d+$)/, "Client ")),
     facts([["training images", found.images], ["share of all images", known(found.share) ? `${percent(found.share, 2)} %` : null], ["weight, as the method used it", known(found.weight) ? `${percent(found.weight, 2)} %` : "not recorded; fedlens explain shows it for FedSLS"],
       ["took part in", `${found.took_part} rounds`], ["last in round", found.last_part], ...last, ...Object.entries(found.setbacks)], false),
-    element("div", { class: "two" }, found.counts && mix(() => `Images of each class: ${found.counts.join(", ")}`, found.counts).frame,
-      series().length > 0 && element("div", {}, lines(() => `Accuracy of client ${found.client} over rounds`, ...AXES.round, "accuracy on its own test images, %", series).frame,
+    element("div", { class: "two" }, found.counts && mix(() => `Images of each class: ${found.counts.map((count, label) => `${found.classes[label]} ${count}`).join(", ")}`, found.counts, found.classes).frame,
+      series().length > 0 && element("div", {}, lines(() => `Accuracy of ${found.name} over rounds`, ...AXES.round, "accuracy on its own test images, %", series).frame,
         element("div", { class: "chips" }, series().map(({ group }) => element("span", { class: "chip" }, named(group)))))),
     !series().length && element("p", { class: "about" }, "Its accuracy was not looked at yet: evaluate.personal_every=N looks every N rounds."),
     found.pictures.length > 0 ? gallery(name, found.pictures) : element("p", { class: "about" }, `No saliency pictures yet: fedlens explain ${rows.get(name)?.path} --clients ${found.client} draws them.`));
