@@ -215,22 +215,28 @@ def local_training(
     client: int,
     term: Callable[[Tensor], Tensor] | None = None,
     clip: float | None = None,
+    clip_loss: float | None = None,
 ) -> Trained:
-    """Stochastic gradient descent from theta; `term(w)` is added to every gradient, then its norm is clipped."""
+    """Stochastic gradient descent from theta; `term(w)` is added to every gradient; norms are clipped before, after."""
     model = filled(world.model(), theta, running).train()
     optimizer, batches = sgd(world, world.rate(round), model.parameters()), world.batches(round, client)
     for x, y, weight in batches:
         optimizer.zero_grad()
         loss(model, x, y, weight).backward()
+        shorten_gradients(model, clip_loss)
         if term is not None:
             add_to_gradients(model, term(vector(model)))
-        norm = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).norm()
-        if clip is not None and norm > clip:
-            for p in model.parameters():
-                assert p.grad is not None
-                p.grad *= clip / norm
+        shorten_gradients(model, clip)
         optimizer.step()
     return Trained(vector(model), statistics(model), len(batches))
+
+
+def shorten_gradients(model: nn.Module, clip: float | None) -> None:
+    norm = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).norm()
+    if clip is not None and norm > clip:
+        for p in model.parameters():
+            assert p.grad is not None
+            p.grad *= clip / norm
 
 
 def reach(world: World, steps: int) -> float:
@@ -309,7 +315,7 @@ def fednova(world: World, server_lr: float = 1.0) -> dict[str, Tensor]:
     return {"model": theta, "model statistics": running}
 
 
-def scaffold(world: World, server_lr: float = 1.0) -> dict[str, Tensor]:
+def scaffold(world: World, server_lr: float = 1.0, clip: float | None = None) -> dict[str, Tensor]:
     """c_k+ = c_k - c + (theta - theta_k) / (a_k eta); c <- c + sum over the cohort of (c_k+ - c_k) / N."""
     theta, running = world.start()
     c, controls = torch.zeros_like(theta), {}
@@ -318,7 +324,7 @@ def scaffold(world: World, server_lr: float = 1.0) -> dict[str, Tensor]:
         for k in cohort:
             c_k = controls.get(k, torch.zeros_like(theta))
             correction = c - c_k
-            local[k] = local_training(world, theta, running, round, k, lambda w, term=correction: term)
+            local[k] = local_training(world, theta, running, round, k, lambda w, term=correction: term, clip_loss=clip)
             path = (theta - local[k].theta) / (reach(world, local[k].steps) * world.rate(round))
             controls[k] = c_k - c + path
             moved[k] = controls[k] - c_k
@@ -544,6 +550,13 @@ def test_fednova_sends_what_one_step_moved(momentum):
 @worlds
 def test_scaffold(world, server_lr):
     assert_same(world.run(Scaffold(server_lr=server_lr)).values, scaffold(world, server_lr))
+
+
+@worlds
+def test_scaffold_with_clipped_gradients(world):
+    found = world.run(Scaffold(clip=0.5)).values
+    assert_same(found, scaffold(world, clip=0.5))
+    assert not torch.equal(found["model"], scaffold(world)["model"])
 
 
 def test_first_control_of_a_single_full_batch_step_is_the_gradient():

@@ -355,6 +355,7 @@ def test_a_quick_look_is_said_and_is_only_for_the_embedded_data():
         (["fedavg", "out=x"], "use --out"),
         (["fedavg", "fedprox", "algorithm.mu=1"], r"say whose it is: .* fedavg\.mu=VALUE"),
         (["fedavg", "fedavg.mu=1"], "unknown key algorithm.mu"),
+        (["fedavg", "fedprox,mu=1"], r"ask for it as fedprox fedprox\.mu=1$"),
         (["fedavg", "partition.alpha=0.1,x"], "partition.alpha is 'x'"),
         (["fedavg", "--sedes"], "unknown option --sedes"),
     ],

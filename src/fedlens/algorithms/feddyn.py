@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from ..core.algorithm import Algorithm
 from ..core.errors import BadInput
 from ..core.fields import Positive
-from ..core.tree import dot, mean
+from ..core.tree import clipped, mean
 from ..core.weighting import uniformly
 
 
@@ -42,7 +42,7 @@ class FedDyn(Algorithm):
         grads, received = super().gradient(client, local, batch), client.received.model.params
         pull = (self.shared(client.net, local).params - received) * self.alpha - client.memory.dual
         grads = grads | (grads.within(pull) + pull.within(grads))
-        return grads if self.clip is None else grads * (self.clip / dot(grads, grads).sqrt().clamp(min=self.clip))
+        return grads if self.clip is None else clipped(grads, self.clip)
 
     def finish(self, client, local):
         upload, memory = super().finish(client, local)

@@ -3,7 +3,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..core.algorithm import Algorithm
-from ..core.tree import mean
+from ..core.fields import Positive
+from ..core.tree import clipped, mean
 from ..core.weighting import uniformly
 
 
@@ -15,6 +16,8 @@ class Scaffold(Algorithm):
 
     Differs from the paper: with momentum the local path is divided by its reach instead of the number of steps.
     """
+
+    clip: Positive | None = None  # of a mini-batch gradient's norm, before the correction: keeps controls from growing
 
     default_weighting = uniformly
     needs_reach = True
@@ -31,6 +34,7 @@ class Scaffold(Algorithm):
 
     def gradient(self, client, local, batch):
         grads = super().gradient(client, local, batch)
+        grads = grads if self.clip is None else clipped(grads, self.clip)
         correction = (client.received.control - client.memory.control).within(grads)
         return grads | (grads.within(correction) + correction)
 

@@ -88,6 +88,10 @@ def asked(words: Sequence[str]) -> Asked:
             own[whose].append(f"algorithm.{word.removeprefix(f'{whose}.')}")
             continue
         key = config.setting(word)[0]
+        if "," in key:
+            method, _, own_key = key.partition(",")
+            asked_for = f"{method} {method}.{own_key}{word[len(key) :]}"
+            raise BadInput(f"{word} is how a table names a method with a setting; ask for it as {asked_for}")
         if key in ("out", "seed"):
             raise BadInput(f"{key}= is not for a comparison: use --{'out' if key == 'out' else 'seeds'}")
         if key == "algorithm" or key.startswith("algorithm."):

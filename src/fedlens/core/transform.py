@@ -15,7 +15,7 @@ from .check import misshapen
 from .errors import BadInput
 from .fields import NonNegative, Positive, Share
 from .rng import fold, normal, uniform
-from .tree import Tree, dot
+from .tree import Tree, clipped
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Clip(Transform):
     norm: Positive = 1.0
 
     def pack(self, client, update):
-        return update * (self.norm / dot(update, update).sqrt().clamp(min=self.norm))
+        return clipped(update, self.norm)
 
 
 @dataclass(frozen=True)

@@ -164,6 +164,11 @@ def dot(a: Tree, b: Tree) -> Tensor:
     return torch.stack(parts).sum() if parts else torch.zeros(())
 
 
+def clipped(tree: Tree, norm: float) -> Tree:
+    """No longer than this."""
+    return tree * (norm / dot(tree, tree).sqrt().clamp(min=norm))
+
+
 def grad(value: Tensor, tree: Tree) -> Tree:
     """d value / d tree; zero where the value does not depend on a leaf."""
     leaves = tree.leaves()

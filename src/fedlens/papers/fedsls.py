@@ -83,6 +83,7 @@ SWITCHES = {
     "blend_samples": ("algorithm.blend=0.5", "algorithm.blend_with=samples"),
     "blend_uniform": ("algorithm.blend=0.5", "algorithm.blend_with=uniform"),
     "mean_blend_uniform": ("algorithm.normalize=mean", "algorithm.blend=0.5", "algorithm.blend_with=uniform"),
+    "prob_blend_uniform": ("algorithm.score=prob", "algorithm.blend=0.5", "algorithm.blend_with=uniform"),
     "mean_blend_samples": ("algorithm.normalize=mean", "algorithm.blend=0.5", "algorithm.blend_with=samples"),
 }
 _SHARED = {name: Row(METHODS[name], home="fedsls/table1") for name in ("fedavg", "uniform", "fedsls")}

@@ -134,7 +134,7 @@ def switched_weights(words: Sequence[str], images: int, path: Path) -> list[Path
         found = weights_by_switch(experiment, *parts(experiment), switched, images)
     numbers = {name: {"counted": w.counted, "moved": w.moved, "grows": w.grows} for name, w in found.items()}
     by_samples = effective(found["fedsls"].by_samples.values())
-    drawn = drawing.switched_weights(numbers, {"samples": by_samples, "uniform": experiment.clients}, path)
+    drawn = drawing.switched_weights(numbers, {"by samples": by_samples, "uniform": experiment.clients}, path)
     return [drawn, _note(path, {"switches": numbers, "by_samples": by_samples, **_setting(experiment)})]
 
 
