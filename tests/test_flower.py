@@ -745,6 +745,36 @@ def test_strangers_are_refused(federation, tmp_path):
         assert sentence in (place / "supernode.log").read_text()
 
 
+STUBBORN = """
+import pathlib, sys, time
+tries = pathlib.Path("tries")
+tries.write_text(tries.read_text() + "." if tries.exists() else ".")
+if len(tries.read_text()) <= int(sys.argv[1]):
+    sys.exit("[code: 2004] Failed to activate SuperNode.")
+print("SuperNode ID: 1", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_node_that_was_killed_is_started_until_flower_has_forgotten_it(tmp_path, monkeypatch):
+    """Flower refuses a key whose node it believes to be alive; a node that was stopped is not believed to be."""
+    (tmp_path / "stubborn.py").write_text(STUBBORN)
+    line = [sys.executable, "stubborn.py", "2"]
+    monkeypatch.setattr(launch, "supernode", lambda place, warm="": line)
+    monkeypatch.setattr(launch.time, "sleep", lambda seconds, sleep=time.sleep: sleep(min(seconds, 0.05)))
+    launch.start_node(tmp_path, warm=False)
+    wait_for(lambda: launch.running(tmp_path, "supernode") is None)
+    assert (tmp_path / "tries").read_text() == "."  # the first time nobody is believed to be alive: no second try
+    launch.start_node(tmp_path, warm=False)
+    assert (tmp_path / "tries").read_text() == "..." and launch.running(tmp_path, "supernode")
+    assert launch.stop(tmp_path) and not (tmp_path / "supernode.pid").exists()
+    line[2] = "9"
+    (tmp_path / "supernode.pid").write_text('{"pid": 1, "command": "none"}')
+    monkeypatch.setattr(launch, "_MISSED", 0.0)
+    with pytest.raises(RunFailed, match="does not take this node again"):
+        launch.start_node(tmp_path, warm=False)
+
+
 @needs_flower
 @pytest.mark.slow
 def test_real_processes_survive_kill_9(federation, tmp_path):

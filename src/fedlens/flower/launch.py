@@ -32,6 +32,7 @@ ENVIRONMENT = {
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",  # seconds; Flower's own second would be most of a small task
     "OMP_NUM_THREADS": "1",
 }
+_MISSED = 90.0  # seconds; Flower takes a node that was killed for alive until two heartbeats, a minute, are missing
 _CONNECTION = "fedlens"  # what the SuperLink is called in Flower's config.toml
 _APP = """\
 [build-system]
@@ -244,6 +245,7 @@ def _insist(line: list[str], environment: dict[str, str], is_alive: Callable[[],
 
 def start_node(place: Path, *, warm: bool = True) -> None:
     """The SuperNode in the background, and beside it the process that stays warm for its tasks."""
+    was_killed = (place / "supernode.pid").exists() and running(place, "supernode") is None  # `stop` leaves no number
     command = supernode(place)
     environment = {**ENVIRONMENT, "FLWR_HOME": str((place / "flower").resolve())}
     if warm:
@@ -252,7 +254,26 @@ def start_node(place: Path, *, warm: bool = True) -> None:
         worker = [sys.executable, "-m", "fedlens.flower.warm", socket, str((place / "node.yaml").resolve())]
         start(place, "warm", worker, environment)
         command = supernode(place, socket)
-    start(place, "supernode", command, environment)
+    until, log = time.monotonic() + _MISSED, place / "supernode.log"
+    while True:
+        before = log.stat().st_size if log.exists() else 0
+        start(place, "supernode", command, environment)
+        if not was_killed or _is_taken(place, log, before):
+            return
+        if time.monotonic() > until:
+            raise RunFailed(f"the SuperLink does not take this node again; {log} says why")
+        time.sleep(2)
+
+
+def _is_taken(place: Path, log: Path, before: int) -> bool:
+    """Whether the SuperLink lets the node in, or is not there and will be asked again; the alternative is to end."""
+    for _ in range(100):
+        if b"SuperNode ID" in log.read_bytes()[before:]:
+            return True
+        if running(place, "supernode") is None:
+            return False
+        time.sleep(0.2)
+    return True
 
 
 def start(place: Path, name: str, command: Sequence[str], environment: dict[str, str]) -> int:
