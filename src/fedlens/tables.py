@@ -104,7 +104,7 @@ def _read_part(part: Path, schema: pa.Schema) -> pa.Table:
         # by this thread alone: a part is small, and pyarrow waits for ever for a thread that found no memory
         with pq.ParquetFile(part, pre_buffer=False) as file:
             return file.read(use_threads=False).cast(schema)
-    except (pa.ArrowInvalid, ValueError, OSError):
+    except (ValueError, OSError):
         raise BadInput(f"{part} is damaged: it is not a whole Parquet file") from None
 
 

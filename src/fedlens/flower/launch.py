@@ -260,13 +260,14 @@ def start_node(place: Path, *, warm: bool = True) -> None:
         start(place, "supernode", command, environment)
         if not was_killed or _is_taken(place, log, before):
             return
-        if time.monotonic() > until:
+        if time.monotonic() > until or b"Failed to activate" not in log.read_bytes()[before:]:
+            stop(place)
             raise RunFailed(f"the SuperLink does not take this node again; {log} says why")
         time.sleep(2)
 
 
 def _is_taken(place: Path, log: Path, before: int) -> bool:
-    """Whether the SuperLink lets the node in, or is not there and will be asked again; the alternative is to end."""
+    """Whether the SuperLink lets the node in, or is not there and the node asks on; else it has ended."""
     for _ in range(100):
         if b"SuperNode ID" in log.read_bytes()[before:]:
             return True

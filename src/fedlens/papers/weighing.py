@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..algorithms.fedsls import FedSLS, Weigh, is_usable, shares
+from ..attribution import rank_correlation
 from ..core.algorithm import Client, Recipe, Server
 from ..core.batches import Federation, Shard
 from ..core.errors import BadInput
@@ -52,19 +53,12 @@ class Weights:
     @property
     def grows(self) -> float:
         """Rank correlation of saliency per image with the number of images."""
-        ranks = [_ranks([by[client] for client in self.examples]) for by in (self.per_image, self.examples)]
-        return float(torch.corrcoef(torch.stack(ranks))[0, 1])
+        both = ([by[client] for client in self.examples] for by in (self.per_image, self.examples))
+        return float(rank_correlation(*(torch.tensor([numbers], dtype=torch.float64) for numbers in both)))
 
 
 def effective(shares: Iterable[float]) -> float:
     return math.exp(-sum(share * math.log(share) for share in shares if share > 0))
-
-
-def _ranks(values: list[float]) -> torch.Tensor:
-    """From 0; those that are equal share the mean of their places."""
-    numbers = torch.tensor(values, dtype=torch.float64)
-    below = (numbers[:, None] > numbers).sum(1)
-    return below + ((numbers[:, None] == numbers).sum(1) - 1) / 2
 
 
 def weights_of(memories: Mapping[int, Tree], recipe: Any) -> Weights | None:
