@@ -28,7 +28,7 @@ import yaml
 
 from fedlens import config
 from fedlens.algorithms import ALGORITHMS
-from fedlens.describe import describe, usual_model
+from fedlens.describe import describe, presets, usual_model
 from fedlens.recommend import known
 
 DOCS = Path(__file__).parent
@@ -93,6 +93,7 @@ def card(name: str, said: dict[str, str], measured: dict[str, Any]) -> str:
         messages(name),
         "## Settings",
         knobs(kind),
+        *named(kind),
         "## What we measured",
         results(name, measured),
         "## Try it",
@@ -196,6 +197,12 @@ def size(count: int) -> str:
 
 
 # ---- settings --------------------------------------------------------------------------------------------------------
+def named(kind: type) -> list[str]:
+    """Settings that go by a name."""
+    rows = [[f"`{chosen}`", f"`{meaning}`"] for chosen, meaning in presets(kind()).items()]
+    return ["## Presets", table(["preset", "its settings"], rows)] if rows else []
+
+
 def knobs(kind: type) -> str:
     hints, notes = typing.get_type_hints(kind, include_extras=True), comments(kind)
     rows = [

@@ -14,7 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fedlens import config
-from fedlens.algorithms import FedAvg, FedDyn, FedProx, FineTuned, Local, Scaffold
+from fedlens.algorithms import FedAvg, FedDyn, FedProx, FedSLS, FedXDS, FineTuned, Local, Scaffold
 from fedlens.core.algorithm import Algorithm
 from fedlens.core.cohort import Everyone, Fraction, Uniform
 from fedlens.core.errors import BadInput
@@ -574,3 +574,16 @@ def test_data_that_lies_apart_from_a_file_and_back(sites, tmp_path):
         (tmp_path / "sites").touch() if there else None
         with pytest.raises(BadInput, match=f"data.path is 'sites', {what}"):
             read(*sites).data.load()
+
+
+def test_presets_go_by_a_name_and_give_way_to_what_is_set_beside_them():
+    even = config.read(words=["algorithm=fedsls/even"]).algorithm
+    assert even == FedSLS(normalize="mean", blend=0.5, blend_with="uniform")
+    assert config.read(words=["algorithm=FedSLS/Even", "algorithm.blend=0.3"]).algorithm == replace(even, blend=0.3)
+    assert config.read(words=["algorithm=fedsls/even+ft"]).algorithm == FineTuned(base=even)
+    bounded = config.read(words=["algorithm=fedxds/bounded", "algorithm.base=scaffold"]).algorithm
+    assert bounded == FedXDS(accounting="bounded", base=type(bounded.base)())
+    with pytest.raises(BadInput, match=r"^algorithm fedsls has no preset 'evn'; did you mean 'even'\?$"):
+        config.read(words=["algorithm=fedsls/evn"])
+    with pytest.raises(BadInput, match=r"^algorithm fedavg has no preset 'even'; it has its defaults alone$"):
+        config.read(words=["algorithm=fedavg/even"])

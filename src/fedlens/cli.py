@@ -123,7 +123,7 @@ def describe(
 ) -> None:
     """What a method sends, keeps and costs, from its own hooks."""
     from . import config
-    from .describe import describe, own_hooks, settings, traffic, usual_model
+    from .describe import describe, own_hooks, presets, settings, traffic, usual_model
 
     model = model or usual_model(algorithm)
     experiment = config.read(None, [f"algorithm={algorithm}", f"model={model}", *(words or ())])
@@ -145,6 +145,8 @@ def describe(
         Text.assemble((algorithm, "bold"), ": ", " ".join((type(experiment.algorithm).__doc__ or "").split()))
     )
     console.print(Text(", ".join(f"{k}={v}" for k, v in settings(experiment.algorithm)) or "no settings"))
+    for chosen, meaning in presets(experiment.algorithm).items():
+        console.print(Text(f"{chosen}: {meaning}"))
     table = Table("stage", "where", "leaf", "shape", "type", "bytes")
     table.columns[2].overflow = "fold"
     table.columns[-1].justify = "right"

@@ -267,7 +267,7 @@ def _part(kind: type, value: Any, path: str, default: Any = None, listed: bool =
     name = fields.pop("is", None)
     if name is None and not _is_part(default, kind):
         raise BadInput(f"{path} has no name, only {', '.join(map(str, fields))}; {nearest('', REGISTRIES[kind])}")
-    name, implied = _shorthand(kind, _name(type(default)) if name is None else name)
+    name, implied = _shorthand(kind, _name(type(default)) if name is None else name, path)
     cls = _class(kind, name, path)
     return _dataclass(cls, _lay(implied, fields.items()), f"{path}.{name}" if listed else path, str(name))
 
@@ -295,14 +295,17 @@ def _listed(value: Any) -> list[Any]:
     return [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
 
 
-def _shorthand(kind: type, name: Any) -> tuple[Any, dict[str, Any]]:
-    """What people type for short: a number of clients, a file, a class, X+ft."""
+def _shorthand(kind: type, name: Any, path: str) -> tuple[Any, dict[str, Any]]:
+    """What people type for short: a number of clients, a file, a class, X+ft, a method's preset as METHOD/PRESET."""
     if kind is Cohort and isinstance(name, int | float) and not isinstance(name, bool):
         return ("uniform", {"count": name}) if isinstance(name, int) else ("fraction", {"share": name})
     if not isinstance(name, str):
         return name, {}
     if kind is Recipe and name.lower().endswith("+ft"):
         return "finetune", {"base": name[:-3]}
+    if kind is Recipe and "/" in name and ":" not in name:
+        method, _, preset = name.partition("/")
+        return method, _preset(method, preset.lower(), path)
     if kind is Model and ":" in name:
         return "custom", {"path": name}
     if kind is Partition and name.endswith(".json"):
@@ -310,6 +313,15 @@ def _shorthand(kind: type, name: Any) -> tuple[Any, dict[str, Any]]:
     if kind is DataSource and name.endswith(".npz"):
         return "npz", {"path": name}
     return name, {}
+
+
+def _preset(method: str, preset: str, path: str) -> dict[str, Any]:
+    """Settings that a method's file has under a name."""
+    known = getattr(_class(Recipe, method, path), "presets", {})
+    if preset not in known:
+        said = nearest(preset, known) if known else "it has its defaults alone"
+        raise BadInput(f"{path} {method} has no preset {preset!r}; {said}")
+    return dict(known[preset])
 
 
 def _class(kind: type, name: Any, path: str) -> type:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from . import config
 from .algorithms.fedftg import FedFTG
 from .core.algorithm import Algorithm, Server
 from .core.batches import Dataset, Federation
@@ -106,6 +107,13 @@ def traffic(leaves: list[Leaf]) -> dict[str, dict[str, int]]:
         row = found.setdefault(leaf.stage, {"down": 0, "up": 0, "memory": 0, "state": 0})
         row[leaf.where] = row.get(leaf.where, 0) + leaf.bytes
     return found
+
+
+def presets(recipe: Any) -> dict[str, str]:
+    """Settings that have a name, by what chooses them."""
+    known = getattr(recipe, "presets", {})
+    name = config.plain(recipe)["is"] if known else ""
+    return {f"algorithm={name}/{preset}": " ".join(f"{k}={v}" for k, v in to.items()) for preset, to in known.items()}
 
 
 def settings(recipe: Any) -> Iterator[tuple[str, Any]]:

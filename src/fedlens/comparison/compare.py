@@ -110,7 +110,7 @@ def asked(words: Sequence[str]) -> Asked:
     rows: dict[str, Row] = {}
     notes = []
     for method in methods:
-        short = SHORT.get(method, ()) if is_look and not (method == "pse" and "model" in keys) else ()
+        short = SHORT.get(method.partition("/")[0], ()) if is_look and not (method == "pse" and "model" in keys) else ()
         if short:
             notes.append(
                 f"{method} ran with {' '.join(word.removeprefix('algorithm.') for word in short)}: a quick look."
