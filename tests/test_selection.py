@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 from decimal import ROUND_HALF_EVEN, Decimal
 
 import numpy as np
@@ -312,6 +313,35 @@ def test_uniform_is_the_largest_ratio_that_fits(constraint):
     expected = next(kept for kept in map(lambda r: choice.kept([r] * 19), ratios) if choice.fits(kept))
     assert choice.uniform() == expected
     assert 0.65 < choice.size(expected) <= 0.7
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.floats(0.1, 1), min_size=19, max_size=19))
+def test_a_spent_budget_takes_as_little_as_it_must(ratios):
+    """In the agent's direction: no thousandth less of it would fit, and no layer loses more than the agent said."""
+    net, weights, size = network("resnet20")
+    choice = choices(net, weights, size)
+    wanted = choice.kept(ratios)
+    if not choice.fits(wanted):
+        ratios = [ratio * 0.6 for ratio in ratios]
+        wanted = choice.kept(ratios)
+    if choice.fits(wanted):
+        shares = (choice.kept([1 - (1 - ratio) * step / 1000 for ratio in ratios]) for step in range(1001))
+        kept = choice.spent(ratios)
+        assert kept == next(each for each in shares if choice.fits(each))
+        assert all(wanted[name] & ~kept[name] == 0 for name in wanted)
+
+
+def test_a_search_that_spends_its_budget_tries_larger_sub_models():
+    choice, seen, agent = scene()
+    tried: dict[bool, list[float]] = {}
+    for spend in (False, True):
+        one = replace(choice, spend=spend)
+        episodes = [each for each in searching.explored(seen, agent, one, 40, seed=1) if each.met]
+        tried[spend] = [one.size(each.kept) for each in episodes]
+    assert len(tried[True]) == len(tried[False]) > 10 and max(tried[True]) <= choice.budget
+    assert all(more >= less for less, more in zip(tried[False], tried[True], strict=True))
+    assert sum(tried[True]) > sum(tried[False])
 
 
 def test_smallest_norms_go_first_whatever_their_layer():

@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedlens import config, simulate
+from fedlens.algorithms.spatl import accuracies
 from fedlens.analysis import OpenedRun
-from fedlens.core.batches import kept_back, plan
+from fedlens.core.batches import Shard, kept_back, plan
 from fedlens.core.errors import BadInput
 from fedlens.core.rng import generator, key
 from fedlens.core.tree import Tree
@@ -210,6 +211,10 @@ def test_sub_models_against_modules_that_are_really_cut(out):
             assert one["bytes"] == pytest.approx(sent[one["client"]] / next(iter(dense)), abs=1e-12)
             known = None if math.isnan(selection.accuracy) else float(selection.accuracy)
             assert one["accuracy"] == known
+            own = run.model(one["client"])
+            test = Shard(run.federation.data, run.federation.test[one["client"]])
+            of_whole, of_smaller = accuracies(run.net, own, [{}, kept], test)
+            assert one["own"] == of_whole and one["smaller"] == of_smaller and 0 <= one["tuned"] <= 1
     text = (out / "spatl" / "submodels.md").read_text()
     mean = sum(one["flops"] for one in told(out, "submodels")["models"]["resnet20"]) / 4
     assert f"| **cnn2** | {100 * mean:.1f} |" in text and "| paper, resnet20 | 74.2 |  | 84 |" in text

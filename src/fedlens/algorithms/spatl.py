@@ -47,6 +47,7 @@ class SPATL(Algorithm):
     constraint: Constraint = "flops"  # of the sub-model; params: of the filters that are sent
     budget: Ratio = 0.8  # the share of it that is left
     keep_floor: Ratio = 0.1  # the least share of a layer's filters
+    spend: bool = False  # what the agent takes away is made less until the budget is spent: a step of it takes too much
     private: Literal["predictor", "predictor_and_stem", "none"] = "predictor"  # none: no transfer
     control_scale: NonNegative = 1.0  # 0: no gradient control
     control_at: Literal["grad", "post_step"] = "grad"
@@ -228,7 +229,7 @@ class SPATL(Algorithm):
         if self.selector == "random":
             draw = generator(key(client.key, "filters"))
             order = tuple(tuple(torch.randperm(each.filters, generator=draw).tolist()) for each in layers)
-        return Choice(costs, layers, order, self.constraint, self.budget, self.keep_floor)
+        return Choice(costs, layers, order, self.constraint, self.budget, self.keep_floor, self.spend)
 
     def selected(self, client: Client, weights: Tree) -> tuple[dict[str, int], Tree]:
         """(the filters that are sent, what changes in memory)"""

@@ -11,14 +11,22 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from ..algorithms.fedavg import FedAvg
+from ..algorithms.finetune import FineTune
 from ..algorithms.spatl import SPATL
 from ..analysis import OpenedRun
+from ..core.batches import Federation
 from ..core.errors import BadInput
+from ..core.evaluate import total
+from ..core.network import Network
+from ..core.rng import key
+from ..core.run import Job
 from ..core.tree import Tree
 from ..core.wire import header
+from ..engines.sequential import Sequential, tuned
 from ..explain_rounds import newest
 from ..runs import Checkpoint, RunFolder
-from ..selection.pruning import Costs, sliced, unpacked
+from ..selection.pruning import Costs, Kept, sliced, unpacked
 from .grid import Column, Grid, Reported, Row, laid, percent
 
 # Section 4.1 and, where that is silent, the released code: batch 64, momentum 0.9, decay 1e-5, crop and flip.
@@ -182,10 +190,13 @@ class SubModel:
     latency: float  # measured here, one thread of a CPU or the GPU
     accuracy: float  # on the images that rewards were measured on
     dense: float  # of the whole network there
+    own: float  # accuracy on the client's own test images: of its whole model
+    smaller: float  # of its sub-model
+    tuned: float  # of the sub-model after it trained on the client's own images; not a number where nobody asked
 
 
-def sub_models(path: str | Path, batch: int = 32, repeats: int = 9) -> list[SubModel]:
-    """Table 2 for a finished run: every client's sub-model of the last global encoder."""
+def sub_models(path: str | Path, batch: int = 32, repeats: int = 9, epochs: int = 0) -> list[SubModel]:
+    """Table 2 for a finished run: every client's sub-model of the last global encoder, trained for so many epochs."""
     run = OpenedRun.open(path)
     algorithm, net, folder, device = run.experiment.algorithm, run.net, run.folder, run.experiment.device
     if not isinstance(algorithm, SPATL) or algorithm.selector == "all":
@@ -211,9 +222,41 @@ def sub_models(path: str | Path, batch: int = 32, repeats: int = 9) -> list[SubM
                 latency,
                 float(memory.selection.accuracy),
                 float(memory.selection.dense),
+                *judged_smaller(run, client, kept, epochs),
             )
         )
     return found
+
+
+def judged_smaller(run: OpenedRun, client: int, kept: Kept, epochs: int) -> tuple[float, float, float]:
+    """Accuracy on a client's test images: of its model, of what is cut out of that, and of this after training on."""
+    experiment, federation, net, weights = run.experiment, run.federation, run.net, run.model(client)
+    alone = Federation(
+        federation.data, {0: federation.train[client]}, {0: federation.test[client]}, federation.test[client]
+    )
+    stage = experiment.plan.errand(FineTune(base=FedAvg()), epochs=max(epochs, 1))
+    found = []
+    for module, trains in ((sliced(net, weights, {}), False), (sliced(net, weights, kept), epochs > 0)):
+        cut = Network(_Alone(module), net.precision).to(experiment.device)
+        engine = Sequential(cut, alone)
+        job = Job(stage, Tree(model=cut.initial_weights()), Tree(), 0, 0, 0, key(experiment.seed, "sub-model", client))
+        with run.at_work(), tuned(cut):
+            one, batches = engine.open(job, 0)
+            looks = [cut.initial_weights()] + ([engine.local_training(job, 0, one, batches)] if trains else [])
+            scores = [total(engine.measure(look)) for look in looks]
+        found += [int(each.correct) / int(each.examples) if each.examples else math.nan for each in scores]
+    return found[0], found[1], found[2] if epochs else math.nan
+
+
+class _Alone(nn.Module):
+    """A module as a network that is all features."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.features, self.head = module, nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.features(x)
 
 
 def _uploads(folder: RunFolder, last: int) -> dict[int, int]:

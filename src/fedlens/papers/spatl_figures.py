@@ -46,7 +46,9 @@ LINES: dict[str, str] = dict(zip((*METHODS, "no_control"), COLOURS, strict=True)
 TARGETS = (0.7, 0.8)
 UPDATES = 60  # of the agent in figure 7; the paper's converges at about 40
 EPOCHS = 50  # on new images
-SHARES = [field.name for field in fields(SubModel) if field.name not in ("client", "accuracy", "dense")]
+RIGHT = ("accuracy", "dense", "own", "smaller", "tuned")
+SHARES = [field.name for field in fields(SubModel) if field.name not in ("client", *RIGHT)]
+TUNED = 1  # epochs of a sub-model at its client
 
 
 # ---- over rounds -----------------------------------------------------------------------------------------------------
@@ -131,7 +133,7 @@ def accuracy_of_clients(words: Sequence[str], images: int, path: Path) -> list[P
 def submodels(words: Sequence[str], images: int, path: Path) -> list[Path]:
     """Table 2: what each client's sub-model costs, of the whole network."""
     runs = shown("spatl/accuracy", ("spatl",), words, path)
-    found = {model: sub_models(run["spatl"]) for model, run in runs.items()}
+    found = {model: sub_models(run["spatl"], epochs=TUNED) for model, run in runs.items()}
     means = {model: {share: _mean(each, share) for share in SHARES} for model, each in found.items()}
     figure, axes = pyplot().subplots(1, len(found), figsize=(4.6 * len(found) + 0.8, 3.3), squeeze=False, sharey=True)
     for (model, each), axis in zip(found.items(), axes[0], strict=True):
@@ -146,23 +148,26 @@ def submodels(words: Sequence[str], images: int, path: Path) -> list[Path]:
     axes[0, 0].set_ylim(top=1.15 * axes[0, 0].get_ylim()[1])  # room for the legend
     axes[0, -1].legend(fontsize=8, loc="upper left", ncols=2)
     figure.tight_layout()
-    head = ["", *(f"{share}, %" for share in SHARES), "most FLOPs off, %", "accuracy, %", "whole, %"]
+    head = ["", *(f"{share}, %" for share in SHARES), "most FLOPs off, %", "kept back, %", "whole, %"]
+    head += ["own test, whole, %", "smaller, %", "trained on, %"]
     lines = []
     for model, each in found.items():
         most = 1 - min(one.flops for one in each)
-        right = [_mean(each, name) for name in ("accuracy", "dense")]
+        right = [_mean(each, name) for name in RIGHT]
         lines.append([f"**{called(runs[model])}**", *_percents([*means[model].values(), most, *right])])
         kept, less, best = INFERENCE[model]
         theirs = {"flops": f"{100 - less:g}", "sent": f"{kept:g}"}
-        lines.append([f"paper, {model}", *(theirs.get(share, "") for share in SHARES), f"{best:g}", "", ""])
+        lines.append([f"paper, {model}", *(theirs.get(share, "") for share in SHARES), f"{best:g}", *[""] * len(RIGHT)])
         for one in each:
             shares = _percents([getattr(one, share) for share in SHARES])
-            lines.append([f"client {one.client}", *shares, "", *_percents([one.accuracy, one.dense])])
+            lines.append([f"client {one.client}", *shares, "", *_percents([getattr(one, name) for name in RIGHT])])
     notes = [
         "flops, parameters: of the smaller network; sent: parameters of kept filters, of those of convolutions (the "
         "paper's sparsity ratio); bytes: of the last upload, of one of all filters, controls included.",
         f"latency: of the sliced network, batches of 32, on {device_name()}.",
-        "accuracy: on the few images that rewards are measured on, of the sub-model and of the whole network.",
+        "kept back: accuracy on the few images that rewards are measured on, of the sub-model and of the whole one.",
+        f"own test: on the client's test images, of its whole model, of the sub-model as it was cut out and after "
+        f"{TUNED} epoch of training on the client's images.",
     ]
     numbers = {
         "device": device_name(),
@@ -217,9 +222,8 @@ class Selection:
         part, net, weights = held[client], run.net, run.model(client)
         layers = algorithm.layers(net)
         costs = Costs.of(net, part.x[:1])
-        choice = Choice(
-            costs, layers, ranked(layers, weights), algorithm.constraint, algorithm.budget, algorithm.keep_floor
-        )
+        shape = algorithm.constraint, algorithm.budget, algorithm.keep_floor, algorithm.spend
+        choice = Choice(costs, layers, ranked(layers, weights), *shape)
 
         def judge(tried):
             return accuracies(net, weights, tried, part)

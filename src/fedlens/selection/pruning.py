@@ -161,6 +161,7 @@ class Choice:
     constraint: Constraint = "flops"
     budget: float = 0.8
     floor: float = 0.1  # the least ratio of a layer
+    spend: bool = False  # whether ratios grow back together until the budget is spent
 
     def kept(self, ratios: Sequence[float]) -> dict[str, int]:
         """The first filters of each layer's order, as many as its ratio says."""
@@ -192,6 +193,14 @@ class Choice:
 
         def at(step: int) -> dict[str, int]:
             return self.kept([max(self.floor, ratio * (1 - step / _STEPS)) for ratio in ratios])
+
+        return at(_first(lambda step: self.fits(at(step)), _STEPS))
+
+    def spent(self, ratios: Sequence[float]) -> dict[str, int]:
+        """These ratios, which meet the budget, moved together towards all filters, by as much as still meets it."""
+
+        def at(step: int) -> dict[str, int]:
+            return self.kept([1 - (1 - ratio) * step / _STEPS for ratio in ratios])
 
         return at(_first(lambda step: self.fits(at(step)), _STEPS))
 

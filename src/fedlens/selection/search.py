@@ -72,6 +72,8 @@ class Episode:
         self.ratios = [min(1.0, max(choice.floor, r * (1 - a))) for r, a in zip(self.ratios, taken, strict=True)]
         self.kept = choice.kept(self.ratios)
         self.met = choice.fits(self.kept)
+        if self.met and choice.spend:
+            self.kept = choice.spent(self.ratios)
         self.rewards.append(MISSED if self.over and not self.met else 0.0)
 
 
