@@ -252,6 +252,13 @@ def test_verdicts_in_words():
     assert verdict(Measure(0.62, 0.57, 0.66), at_half, perfect).sentence.startswith("Leaks in part:")
     assert "80 % of the way" in verdict(Measure(0.9, 0.8, 0.95), at_half, perfect).sentence
     assert verdict(Measure(0.9, 0.8, 0.95), at_half, perfect).is_above_chance
+    wide, seldom, often = Measure(0.72, 0.62, 0.81), Measure(0.15, 0.03, 0.38), Measure(0.7, 0.46, 0.88)
+    by_chance = {"AUC": Measure(0.49, 0.18, 0.82), "most frequent class": seldom}
+    found = {"AUC": wide, "most frequent class": often}
+    other = Verdict("labels", "", "AUC", found, by_chance, found, 20, 1)
+    assert other.is_above_chance and other.sentence.startswith("Leaks: most frequent class 0.700")
+    assert other.plain()["decisive"] == "most frequent class"
+    assert not replace(other, found={**found, "most frequent class": seldom}).is_above_chance
 
 
 # ---- membership -----------------------------------------------------------------------------------------------------

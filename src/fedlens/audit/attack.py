@@ -139,7 +139,7 @@ class Gallery:
 class Verdict:
     attack: str
     threat: str  # what the adversary sees and knows
-    decisive: str  # the measure that the sentence is about
+    first: str  # the measure that the sentence is about, unless only another one is above chance
     found: dict[str, Measure]
     chance: dict[str, Measure]  # the same attack where there is nothing to find
     undefended: dict[str, Measure]  # and where nothing is defended
@@ -152,10 +152,18 @@ class Verdict:
         """The columns of LEGEND."""
         return self.found[measure], self.chance[measure], self.undefended[measure]
 
+    def exceeds(self, measure: str) -> bool:
+        """Intervals that do not meet."""
+        return self.found[measure].low > self.chance[measure].high
+
+    @property
+    def decisive(self) -> str:
+        """A leak is one whichever measure shows it."""
+        return next(filter(self.exceeds, (self.first, *self.found)), self.first)
+
     @property
     def is_above_chance(self) -> bool:
-        """Intervals that do not meet."""
-        return self.found[self.decisive].low > self.chance[self.decisive].high
+        return self.exceeds(self.decisive)
 
     @property
     def sentence(self) -> str:

@@ -79,7 +79,7 @@ def _curves(table: str, rows: Sequence[str], words: Sequence[str], path: Path) -
         over_rounds.set(xlabel="rounds", ylabel="mean accuracy of clients, %", title=called(runs[model]))
         over_rounds.xaxis.get_major_locator().set_params(integer=True)
         over_bytes.set(xlabel=f"{in_words} of all clients, up and down")
-        over_bytes.legend(fontsize=8)
+        over_bytes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     figure.tight_layout()
     return [save(figure, path), note(path, words, {"curves": found})]
 
