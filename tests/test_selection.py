@@ -35,6 +35,7 @@ from fedlens.selection.pruning import (
     masked,
     packed,
     ranked,
+    settled,
     sliced,
     unpacked,
 )
@@ -366,6 +367,24 @@ def test_a_budget_that_cannot_be_met_is_refused():
     net, weights, size = network("cnn2")
     with pytest.raises(BadInput, match=r"algorithm.budget=0.01 cannot be met: keep_floor=0.5 .* raise budget or lower"):
         choices(net, weights, size, budget=0.01, floor=0.5).feasible()
+
+
+def test_norms_anew_are_means_over_batches():
+    """Of what reaches each norm, by hand for the first; a module that is settled twice does not remember the first."""
+    net, weights, size = network("resnet20")
+    choice = choices(net, weights, size)
+    batches = list(normal(torch.tensor(3), 3, 8, 3, size, size).double())
+    module = settled(sliced(net, weights, choice.uniform()), batches)
+    conv, norm = (
+        next(each for each in module.modules() if isinstance(each, kind)) for kind in (nn.Conv2d, nn.BatchNorm2d)
+    )
+    seen = [conv(x) for x in batches]
+    torch.testing.assert_close(norm.running_mean, torch.stack([y.mean((0, 2, 3)) for y in seen]).mean(0))
+    torch.testing.assert_close(norm.running_var, torch.stack([y.var((0, 2, 3)) for y in seen]).mean(0))
+    assert not module.training and not norm.training and norm.momentum == 0.1
+    again = settled(settled(sliced(net, weights, choice.uniform()), batches[::-1]), batches)
+    for a, b in zip(module.buffers(), again.buffers(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
 
 
 def test_bits_of_filters():

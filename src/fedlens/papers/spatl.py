@@ -15,7 +15,7 @@ from ..algorithms.fedavg import FedAvg
 from ..algorithms.finetune import FineTune
 from ..algorithms.spatl import SPATL
 from ..analysis import OpenedRun
-from ..core.batches import Federation
+from ..core.batches import Federation, Shard
 from ..core.errors import BadInput
 from ..core.evaluate import total
 from ..core.network import Network
@@ -26,7 +26,7 @@ from ..core.wire import header
 from ..engines.sequential import Sequential, tuned
 from ..explain_rounds import newest
 from ..runs import Checkpoint, RunFolder
-from ..selection.pruning import Costs, Kept, sliced, unpacked
+from ..selection.pruning import Costs, Kept, settled, sliced, unpacked
 from .grid import Column, Grid, Reported, Row, laid, percent
 
 # Section 4.1 and, where that is silent, the released code: batch 64, momentum 0.9, decay 1e-5, crop and flip.
@@ -190,13 +190,17 @@ class SubModel:
     latency: float  # measured here, one thread of a CPU or the GPU
     accuracy: float  # on the images that rewards were measured on
     dense: float  # of the whole network there
-    own: float  # accuracy on the client's own test images: of its whole model
+    own: float  # accuracy on the client's own test images: of its whole model; all four may not have been asked for
     smaller: float  # of its sub-model
-    tuned: float  # of the sub-model after it trained on the client's own images; not a number where nobody asked
+    settled: float  # of that, with the statistics of norms taken anew over the client's training images
+    tuned: float  # of that after it trained on the client's images
 
 
-def sub_models(path: str | Path, batch: int = 32, repeats: int = 9, epochs: int = 0) -> list[SubModel]:
-    """Table 2 for a finished run: every client's sub-model of the last global encoder, trained for so many epochs."""
+def sub_models(path: str | Path, batch: int = 32, repeats: int = 9, epochs: int | None = None) -> list[SubModel]:
+    """Table 2 for a finished run: every client's sub-model of the last global encoder.
+
+    With epochs, which may be none, also how well it does on the client's test images, and after training for so many.
+    """
     run = OpenedRun.open(path)
     algorithm, net, folder, device = run.experiment.algorithm, run.net, run.folder, run.experiment.device
     if not isinstance(algorithm, SPATL) or algorithm.selector == "all":
@@ -222,30 +226,33 @@ def sub_models(path: str | Path, batch: int = 32, repeats: int = 9, epochs: int 
                 latency,
                 float(memory.selection.accuracy),
                 float(memory.selection.dense),
-                *judged_smaller(run, client, kept, epochs),
+                *((math.nan,) * 4 if epochs is None else judged_smaller(run, client, kept, epochs)),
             )
         )
     return found
 
 
-def judged_smaller(run: OpenedRun, client: int, kept: Kept, epochs: int) -> tuple[float, float, float]:
-    """Accuracy on a client's test images: of its model, of what is cut out of that, and of this after training on."""
+def judged_smaller(run: OpenedRun, client: int, kept: Kept, epochs: int) -> tuple[float, float, float, float]:
+    """Accuracy on a client's test images: of its model, of what is cut out of that, with norms anew, after training."""
     experiment, federation, net, weights = run.experiment, run.federation, run.net, run.model(client)
-    alone = Federation(
-        federation.data, {0: federation.train[client]}, {0: federation.test[client]}, federation.test[client]
-    )
+    mine, test = federation.train[client], federation.test[client]
+    alone = Federation(federation.data, {0: mine}, {0: test}, test)
+    seen = (piece.x for piece in Shard(federation.data, mine).chunks(experiment.local.batch_size))
+    smaller = sliced(net, weights, kept)
+    with run.at_work():
+        anew = settled(sliced(net, weights, kept), seen)
     stage = experiment.plan.errand(FineTune(base=FedAvg()), epochs=max(epochs, 1))
     found = []
-    for module, trains in ((sliced(net, weights, {}), False), (sliced(net, weights, kept), epochs > 0)):
+    for module in (sliced(net, weights, {}), smaller, anew):
         cut = Network(_Alone(module), net.precision).to(experiment.device)
-        engine = Sequential(cut, alone)
-        job = Job(stage, Tree(model=cut.initial_weights()), Tree(), 0, 0, 0, key(experiment.seed, "sub-model", client))
+        engine, first = Sequential(cut, alone), cut.initial_weights()
+        job = Job(stage, Tree(model=first), Tree(), 0, 0, 0, key(experiment.seed, "sub-model", client))
         with run.at_work(), tuned(cut):
-            one, batches = engine.open(job, 0)
-            looks = [cut.initial_weights()] + ([engine.local_training(job, 0, one, batches)] if trains else [])
-            scores = [total(engine.measure(look)) for look in looks]
-        found += [int(each.correct) / int(each.examples) if each.examples else math.nan for each in scores]
-    return found[0], found[1], found[2] if epochs else math.nan
+            found.append(total(engine.measure(first)))
+            if epochs and module is anew:
+                found.append(total(engine.measure(engine.local_training(job, 0, *engine.open(job, 0)))))
+    right = [int(each.correct) / int(each.examples) if each.examples else math.nan for each in found]
+    return right[0], right[1], right[2], right[3] if epochs else math.nan
 
 
 class _Alone(nn.Module):

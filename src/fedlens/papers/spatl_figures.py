@@ -46,7 +46,7 @@ LINES: dict[str, str] = dict(zip((*METHODS, "no_control"), COLOURS, strict=True)
 TARGETS = (0.7, 0.8)
 UPDATES = 60  # of the agent in figure 7; the paper's converges at about 40
 EPOCHS = 50  # on new images
-RIGHT = ("accuracy", "dense", "own", "smaller", "tuned")
+RIGHT = ("accuracy", "dense", "own", "smaller", "settled", "tuned")
 SHARES = [field.name for field in fields(SubModel) if field.name not in ("client", *RIGHT)]
 TUNED = 1  # epochs of a sub-model at its client
 
@@ -149,7 +149,7 @@ def submodels(words: Sequence[str], images: int, path: Path) -> list[Path]:
     axes[0, -1].legend(fontsize=8, loc="upper left", ncols=2)
     figure.tight_layout()
     head = ["", *(f"{share}, %" for share in SHARES), "most FLOPs off, %", "kept back, %", "whole, %"]
-    head += ["own test, whole, %", "smaller, %", "trained on, %"]
+    head += ["own test, whole, %", "smaller, %", "norms anew, %", "trained on, %"]
     lines = []
     for model, each in found.items():
         most = 1 - min(one.flops for one in each)
@@ -166,8 +166,8 @@ def submodels(words: Sequence[str], images: int, path: Path) -> list[Path]:
         "paper's sparsity ratio); bytes: of the last upload, of one of all filters, controls included.",
         f"latency: of the sliced network, batches of 32, on {device_name()}.",
         "kept back: accuracy on the few images that rewards are measured on, of the sub-model and of the whole one.",
-        f"own test: on the client's test images, of its whole model, of the sub-model as it was cut out and after "
-        f"{TUNED} epoch of training on the client's images.",
+        f"own test: on the client's test images, of its whole model, of the sub-model as it was cut out, with the "
+        f"statistics of its norms taken anew over the client's images, and after {TUNED} epoch of training on these.",
     ]
     numbers = {
         "device": device_name(),

@@ -169,8 +169,9 @@ def _sub_models(folder: RunFolder, settings: Mapping[str, Any], names: Names) ->
         found = sub_models(folder.path, batch=1, repeats=1)
     except BadInput:
         return []
-    # Latency is what a machine measures with care, not while it writes a page.
-    shown = [{key: value for key, value in asdict(one).items() if key != "latency"} for one in found]
+    # Latency is what a machine measures with care, not while it writes a page; nor are the smaller ones judged anew.
+    left = {"latency", "own", "smaller", "settled", "tuned"}
+    shown = [{key: value for key, value in asdict(one).items() if key not in left} for one in found]
     return [{**row, "name": names.client(row["client"])} for row in shown]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -339,6 +339,23 @@ def sliced(net: Network, weights: Tree, kept: Kept, align: int = 1) -> nn.Module
             dense.in_features = dense.weight.shape[1]
     _replace_pads(traced, graph, layout)
     return traced.eval()
+
+
+@torch.no_grad()
+def settled(module: nn.Module, batches: Iterable[Tensor]) -> nn.Module:
+    """The same module with running statistics of its own: the mean over these batches, in place.
+
+    Those of the whole network are not what comes out of a smaller one, which is most of what cutting costs.
+    """
+    norms = [part for part in module.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+    usual, was = [norm.momentum for norm in norms], module.training
+    for count, x in enumerate(batches, 1):
+        for norm in norms:
+            norm.train().momentum = 1 / count  # the mean over all so far
+        module(x)
+    for norm, momentum in zip(norms, usual, strict=True):
+        norm.momentum = momentum
+    return module.train(was)
 
 
 def _cut(module: Any, part: str, rows: Tensor | None, columns: Tensor | None = None) -> None:
