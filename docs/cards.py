@@ -290,7 +290,8 @@ def overview(said: dict[str, dict[str, str]], measured: dict[str, Any]) -> str:
         "# Methods",
         MADE,
         f"{len(ALGORITHMS)} methods, each one file. `algorithm=NAME` chooses one; `algorithm=NAME+ft` adds fine-tuning "
-        "to any; FedSLS, FedXDS, FedFed, FedDISCO and FedDecorr go over any base (`algorithm=fedsls "
+        "to any, `algorithm=NAME/PRESET` takes settings that have a name (on the cards of FedSLS "
+        "and FedXDS); FedSLS, FedXDS, FedFed, FedDISCO and FedDecorr go over any base (`algorithm=fedsls "
         "algorithm.base=scaffold`). [Which one?](choose.md)",
     ]
     for family, names in families.items():
