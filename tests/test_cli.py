@@ -984,3 +984,13 @@ def test_bugs_stay_bugs(monkeypatch):
     monkeypatch.setattr(cli, "app", lambda **options: {}["a bug"])
     with pytest.raises(KeyError):
         cli._guarded()
+
+
+def test_folders_with_an_equals_sign_are_runs(tmp_path):
+    """As `fedlens reproduce` names them: table1/fedavg-cifar10~rounds=20."""
+    (folder := tmp_path / "fedavg~rounds=20").mkdir()
+    assert cli._split([str(folder)]) == (str(folder), [])
+    assert cli._split(["rounds=20"]) == (None, ["rounds=20"])
+    for command in ("explain", "clients"):
+        ended = fedlens(command, str(folder), str(folder), cwd=tmp_path)
+        assert ended.code == 2 and str(folder) in ended.sentence, ended.sentence

@@ -53,15 +53,20 @@ def about(version: Version = False) -> None:
     pass
 
 
+def _is_setting(word: str) -> bool:
+    """key=value; folders of runs that `fedlens reproduce` makes have a = in their names, too."""
+    return "=" in word and not Path(word).exists()
+
+
 def _split(words: list[str] | None) -> tuple[str | None, list[str]]:
     from .core.errors import BadInput
 
-    files = [word for word in words or () if "=" not in word]
+    files = [word for word in words or () if not _is_setting(word)]
     if options := [word for word in files if word.startswith("-")]:
         raise BadInput(f"unknown option {options[0]}; there is --json, and settings look like key=value")
     if len(files) > 1:
         raise BadInput(f"one YAML file at most, not {' and '.join(files)}; settings look like key=value")
-    return (files[0] if files else None), [word for word in words or () if "=" in word]
+    return (files[0] if files else None), [word for word in words or () if _is_setting(word)]
 
 
 @app.command(context_settings={"ignore_unknown_options": True})
@@ -203,7 +208,7 @@ def explain(
         if name not in METHODS:
             raise BadInput(f"--methods {name!r} is unknown; {nearest(name, METHODS)}")
     place = Path(out) if out else None
-    if len(runs := [word for word in words or () if "=" not in word and not word.startswith("-")]) > 1:
+    if len(runs := [word for word in words or () if not _is_setting(word) and not word.startswith("-")]) > 1:
         from .explain_runs import explain_runs
         from .report.clients import LOOKS_LEGEND
 
@@ -323,7 +328,7 @@ def time_on_devices(
     from .report.figures import curve
     from .runs import RunFolder
 
-    words = [word for word in runs if "=" in word]
+    words = [word for word in runs if _is_setting(word)]
     if others := [word for word in words if not word.startswith("devices.")]:
         raise BadInput(f"{others[0]} is no setting of devices; they look like devices.up=5")
     profile = config.read(None, [f"devices={devices}", *words]).devices
@@ -334,7 +339,7 @@ def time_on_devices(
     except ValueError:
         raise BadInput(f"--targets is {targets!r}, but it should be accuracies such as 0.8,0.9") from None
     rows = []
-    for name, path in analysis.named([word for word in runs if "=" not in word]).items():
+    for name, path in analysis.named([word for word in runs if not _is_setting(word)]).items():
         found = clock.timing(path, profile)
         looks = [*zip(*curve(RunFolder.open(path)), strict=True)]
         reached = {f"seconds to {target:g}": clock.time_to(looks, target, found.rounds) for target in wanted}
