@@ -255,13 +255,14 @@ def comments(kind: type) -> dict[str, str]:
 def results(name: str, measured: dict[str, Any]) -> str:
     rows = []
     for result in known():
-        for kind in ("global", "personal"):
-            if name in result[kind]:
+        for kind, method in ((k, m) for k in ("global", "personal") for m in result[k]):
+            if method == name or method.startswith(f"{name}/"):
                 where = f"{result['data']}, {result['partition']}, {result['clients']} clients, {result['model']}"
                 rounds = f"{result['rounds']} rounds, {result['seeds']} seed{'s' * (result['seeds'] > 1)}"
                 link = f"[{result['source']}](../../{result['source']})"
-                numbers = [percent(result[kind][name]), percent(result[kind].get("fedavg"))]
-                rows.append([f"{where}; {rounds}", kind, *numbers, link])
+                numbers = [percent(result[kind][method]), percent(result[kind].get("fedavg"))]
+                preset = f" (`{method}`)" if method != name else ""
+                rows.append([f"{where}; {rounds}", f"{kind}{preset}", *numbers, link])
     mine = {row["method"]: row for row in measured["rows"]}
     if name in mine:
         for kind in ("global", "personal"):

@@ -259,6 +259,9 @@ def test_verdicts_in_words():
     assert other.is_above_chance and other.sentence.startswith("Leaks: most frequent class 0.700")
     assert other.plain()["decisive"] == "most frequent class"
     assert not replace(other, found={**found, "most frequent class": seldom}).is_above_chance
+    guessed = {"AUC": Measure(0.49, 0.45, 0.53), "recall": often}
+    keen = Verdict("shared_members", "", "AUC", guessed, {"AUC": guessed["AUC"], "recall": seldom}, guessed, 20, 1)
+    assert not keen.is_above_chance and keen.decisive == "AUC"  # who calls everybody a member misses none
 
 
 # ---- membership -----------------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ class FedSLS:
     blend_with: Blend = "samples"
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {
-        # Weights that are nearly uniform. Of all switches this is what helps: results/fedsls_table1.md
+        # Weights that are nearly uniform: what helps most where clients differ much, results/fedsls_table1.md
         "even": {"normalize": "mean", "blend": 0.5, "blend_with": "uniform"},
     }
 

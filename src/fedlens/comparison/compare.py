@@ -110,7 +110,7 @@ def asked(words: Sequence[str]) -> Asked:
     rows: dict[str, Row] = {}
     notes = []
     for method in methods:
-        short = SHORT.get(method.partition("/")[0], ()) if is_look and not (method == "pse" and "model" in keys) else ()
+        short = SHORT.get(_alone(method), ()) if is_look and not (method == "pse" and "model" in keys) else ()
         if short:
             notes.append(
                 f"{method} ran with {' '.join(word.removeprefix('algorithm.') for word in short)}: a quick look."
@@ -143,6 +143,11 @@ def _parted(words: Sequence[str], begin: Sequence[str]) -> tuple[list[str], list
         else:
             fixed.append(word)
     return fixed, sweeps
+
+
+def _alone(method: str) -> str:
+    """Without its preset; a method over it has other settings."""
+    return method if "+" in method else method.partition("/")[0]
 
 
 def _short(word: str) -> str:

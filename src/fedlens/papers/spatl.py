@@ -236,6 +236,8 @@ def judged_smaller(run: OpenedRun, client: int, kept: Kept, epochs: int) -> tupl
     """Accuracy on a client's test images: of its model, of what is cut out of that, with norms anew, after training."""
     experiment, federation, net, weights = run.experiment, run.federation, run.net, run.model(client)
     mine, test = federation.train[client], federation.test[client]
+    if not len(test):
+        return math.nan, math.nan, math.nan, math.nan
     alone = Federation(federation.data, {0: mine}, {0: test}, test)
     seen = (piece.x for piece in Shard(federation.data, mine).chunks(experiment.local.batch_size))
     smaller = sliced(net, weights, kept)
@@ -251,7 +253,7 @@ def judged_smaller(run: OpenedRun, client: int, kept: Kept, epochs: int) -> tupl
             found.append(total(engine.measure(first)))
             if epochs and module is anew:
                 found.append(total(engine.measure(engine.local_training(job, 0, *engine.open(job, 0)))))
-    right = [int(each.correct) / int(each.examples) if each.examples else math.nan for each in found]
+    right = [int(each.correct) / int(each.examples) for each in found]
     return right[0], right[1], right[2], right[3] if epochs else math.nan
 
 
