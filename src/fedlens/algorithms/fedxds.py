@@ -333,4 +333,6 @@ def _classes(net: Network) -> int | None:
 
 
 PAPER = FedXDS()
-OFFICIAL, FIG2C, METRIC, BOUNDED = (FedXDS(**settings) for settings in FedXDS.presets.values())
+OFFICIAL, FIG2C, METRIC, BOUNDED = (
+    FedXDS(**FedXDS.presets[name]) for name in ("official", "fig2c", "metric", "bounded")
+)

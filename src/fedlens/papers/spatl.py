@@ -6,7 +6,7 @@ import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import nn
@@ -234,27 +234,42 @@ def sub_models(path: str | Path, batch: int = 32, repeats: int = 9, epochs: int 
 
 def judged_smaller(run: OpenedRun, client: int, kept: Kept, epochs: int) -> tuple[float, float, float, float]:
     """Accuracy on a client's test images: of its model, of what is cut out of that, with norms anew, after training."""
-    experiment, federation, net, weights = run.experiment, run.federation, run.net, run.model(client)
+    federation, net, weights = run.federation, run.net, run.model(client)
     mine, test = federation.train[client], federation.test[client]
     if not len(test):
         return math.nan, math.nan, math.nan, math.nan
-    alone = Federation(federation.data, {0: mine}, {0: test}, test)
-    seen = (piece.x for piece in Shard(federation.data, mine).chunks(experiment.local.batch_size))
-    smaller = sliced(net, weights, kept)
+    seen = (piece.x for piece in Shard(federation.data, mine).chunks(run.experiment.local.batch_size))
     with run.at_work():
         anew = settled(sliced(net, weights, kept), seen)
-    stage = experiment.plan.errand(FineTune(base=FedAvg()), epochs=max(epochs, 1))
-    found = []
-    for module in (sliced(net, weights, {}), smaller, anew):
-        cut = Network(_Alone(module), net.precision).to(experiment.device)
-        engine, first = Sequential(cut, alone), cut.initial_weights()
-        job = Job(stage, Tree(model=first), Tree(), 0, 0, 0, key(experiment.seed, "sub-model", client))
-        with run.at_work(), tuned(cut):
-            found.append(total(engine.measure(first)))
-            if epochs and module is anew:
-                found.append(total(engine.measure(engine.local_training(job, 0, *engine.open(job, 0)))))
-    right = [int(each.correct) / int(each.examples) for each in found]
-    return right[0], right[1], right[2], right[3] if epochs else math.nan
+
+    def right(module: nn.Module, epochs: int = 0) -> float:
+        cut = Network(_Alone(module), net.precision).to(run.experiment.device)
+        seed = key(run.experiment.seed, "sub-model", client)
+        return judged_alone(run, cut, cut.initial_weights(), (mine, test), seed, epochs)
+
+    whole, smaller = (right(sliced(net, weights, each)) for each in ({}, kept))
+    return whole, smaller, right(anew), right(anew, epochs) if epochs else math.nan
+
+
+def judged_alone(
+    run: OpenedRun,
+    net: Network,
+    weights: Tree,
+    images: tuple[torch.Tensor, torch.Tensor],
+    seed: int,
+    epochs: int,
+    part: Literal["head", "all"] = "all",
+) -> float:
+    """Accuracy on the second of these images, after so many epochs on the first by the clients' own rule."""
+    (train, test), experiment = images, run.experiment
+    engine = Sequential(net, Federation(run.federation.data, {0: train}, {0: test}, test))
+    stage = experiment.plan.errand(FineTune(base=FedAvg(), part=part), epochs=max(epochs, 1))
+    job = Job(stage, Tree(model=weights), Tree(), 0, 0, 0, seed)
+    with run.at_work(), tuned(net):
+        if epochs:
+            weights = engine.local_training(job, 0, *engine.open(job, 0))
+        scores = total(engine.measure(weights))
+    return int(scores.correct) / int(scores.examples)
 
 
 class _Alone(nn.Module):

@@ -15,18 +15,14 @@ from typing import Any, Literal
 import torch
 
 from .. import config
-from ..algorithms.fedavg import FedAvg
-from ..algorithms.finetune import FineTune
 from ..algorithms.spatl import SPATL, accuracies
 from ..analysis import OpenedRun, fairness, judged
-from ..core.batches import Federation, Shard
+from ..core.batches import Shard
 from ..core.errors import BadInput
-from ..core.evaluate import total
 from ..core.memories import write_whole
 from ..core.rng import generator, key
-from ..core.run import Job
 from ..core.tree import Tree
-from ..engines.sequential import Sequential, owned, tuned
+from ..engines.sequential import owned
 from ..explain_rounds import newest
 from ..report.clients import accuracy_bars, grouped_bars
 from ..report.figures import bytes_until
@@ -38,7 +34,7 @@ from ..selection.search import WAVE, Accuracies, search
 from . import Figure
 from .figure_runs import SEED, finished, note, out_of
 from .grid import Grid, decides, gather
-from .spatl import INFERENCE, TO_80, TRANSFER, SubModel, bytes_to, looks, sub_models, tables
+from .spatl import INFERENCE, TO_80, TRANSFER, SubModel, bytes_to, judged_alone, looks, sub_models, tables
 
 MODEL = "resnet20"  # whose runs are carried out
 METHODS = ("spatl", "spatl_salient", "scaffold", "fedavg", "fedprox", "fednova")
@@ -300,14 +296,8 @@ def transferred(run: OpenedRun, images: int, part: Part, *, encoder: Tree | None
     fresh = replace(experiment, seed=key(experiment.seed, "transfer")).network(run.images).to(experiment.device)
     shared = newest(run.folder).state.model if encoder is None else encoder
     body = shared.select(lambda name: name not in net.head).map(lambda leaf: leaf.to(experiment.device))
-    stage = experiment.plan.errand(FineTune(base=FedAvg(), part=part), epochs=EPOCHS)
-    job = Job(stage, Tree(model=fresh.initial_weights() | body), Tree(), 0, 0, 0, key(experiment.seed, "transfer"))
-    alone = Federation(run.federation.data, {0: train}, {0: test}, test)
-    engine = Sequential(net, alone)
-    with run.at_work(), tuned(net):
-        client, batches = engine.open(job, 0)
-        scores = total(engine.measure(engine.local_training(job, 0, client, batches)))
-    return int(scores.correct) / int(scores.examples)
+    seed = key(experiment.seed, "transfer")
+    return judged_alone(run, net, fresh.initial_weights() | body, (train, test), seed, EPOCHS, part)
 
 
 def new_images(run: OpenedRun, images: int) -> tuple[torch.Tensor, torch.Tensor]:
