@@ -219,6 +219,26 @@ def test_the_smaller_network_predicts_what_the_masked_one_does(kind):
             assert counted["parameters"] == choice.costs.parameters(kept)
 
 
+@pytest.mark.parametrize("kind", [*MODELS, *ODD], ids=str)
+def test_what_is_computed_anyway_costs_nothing(kind):
+    net, weights, size = network(kind)
+    choice = choices(net, weights, size)
+    costs, kept = choice.costs, choice.kept([0.5] * len(choice.layers))
+    more, x = costs.computed(kept), images(size)
+    assert all(more[name] & chosen == chosen for name, chosen in kept.items())
+    assert (costs.flops(more), costs.parameters(more)) == (costs.flops(kept), costs.parameters(kept))
+    assert costs.computed(more) == more
+    shapes = [[p.shape for p in sliced(net, weights, each).parameters()] for each in (kept, more)]
+    assert shapes[0] == shapes[1]
+    for layer in costs.graph.layers:  # every one that the smaller network computes
+        row = sliced(net, weights, more).get_submodule(f"module.{layer.name}").weight  # pyright: ignore
+        assert more[layer.name].bit_count() == len(row) and (row != 0).flatten(1).any(1).all()
+    expected = net(masked(weights, more, costs.graph), x)
+    assert (sliced(net, weights, more)(x) - expected).abs().max() <= 1e-12 * expected.abs().max()
+    joined = any(layer.joins or costs.graph.groups[layer.writes].whole for layer in choice.layers)
+    assert (more != kept) == joined
+
+
 @pytest.mark.parametrize("kind", MODELS)
 def test_known_networks_really_shrink(kind):
     net, weights, size = network(kind)

@@ -507,6 +507,45 @@ def test_rewards_are_accuracies_of_sub_models():
     assert spatl.accuracies(net, weights, tried, whole) == expected and len(set(expected)) > 1
 
 
+def test_sub_models_with_norms_of_their_own():
+    """By a plain module whose norm is told the mean and variance of what reaches it."""
+    net, data = network(Net), federation((40, 300), as_it_is)
+    weights, whole = net.initial_weights(), Shard(data.data, data.train[1])
+    some = spatl.spaced(whole, 100)
+    assert some.index.tolist() == whole.index[::3].tolist() and len(spatl.spaced(whole, 1000)) == 300
+    tried, expected = [{"conv": 0b0101}, {"conv": 0b1000}, {}], []
+    for kept in tried:
+        model: Any = copy.deepcopy(net.module).eval()
+        for at in range(4):
+            if not kept.get("conv", 15) >> at & 1:
+                for leaf in (*model.conv.parameters(), *model.norm.parameters()):
+                    leaf.data[at] = 0
+        seen = model.conv(some.x).detach()
+        model.norm.running_mean, model.norm.running_var = seen.mean((0, 2, 3)), seen.var((0, 2, 3))
+        expected.append(int((model(whole.x).argmax(1) == whole.y).sum()) / 300)
+    before = weights.clone()
+    assert spatl.accuracies(net, weights, tried, whole, some.x) == expected
+    assert expected != spatl.accuracies(net, weights, tried, whole)
+    assert same(weights, before) and {part.momentum for _, part in net.norms} == {0.1}
+
+
+def test_a_search_may_judge_sub_models_with_norms_of_their_own(monkeypatch):
+    plain, settled_on = spatl.accuracies, []
+
+    def watched(net, weights, tried, part, settling=None):
+        settled_on.append(settling)
+        return plain(net, weights, tried, part, settling)
+
+    monkeypatch.setattr(spatl, "accuracies", watched)
+    data, world = federation(LARGE, as_it_is), World(((0,),), sizes=LARGE)
+    play(SPATL(), world, data=data)
+    assert settled_on and all(each is None for each in settled_on)
+    settled_on.clear()
+    play(SPATL(settle=True), world, data=data)
+    mine = kept_back(data.train[0], SPATL().holds_out(LARGE[0]), 0)[0]
+    assert settled_on and all(torch.equal(each, data.data.x[mine]) for each in settled_on)
+
+
 def test_a_client_that_shows_one_class_takes_the_same_ratio_everywhere(monkeypatch):
     monkeypatch.setattr(spatl, "search", lambda *_: pytest.fail("there is nothing to learn"))
     data = federation(LARGE, as_it_is)

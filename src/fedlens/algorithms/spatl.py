@@ -25,6 +25,7 @@ from ..selection.search import search
 Ratio = Annotated[float, Gt(0), Le(1)]
 
 _ADAPTED = 64  # examples a step when a predictor is adapted
+SETTLING = 256  # examples at most that statistics of norms are taken anew over
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,10 @@ class SPATL(Algorithm):
     kept has one bit a filter; delta holds the rows of kept filters, with their norms' entries, and all else whole.
     Differs from the paper where its equations cannot be meant: the server goes towards the clients, by a step of one;
     controls are added to the gradient and divide the local path by its reach, not by epochs. The budget is of
-    operations that the smaller network really does. Rewards are accuracies on images that the client keeps back and
-    never trains on. A client that kept back images of one class alone learns nothing from them: it takes `uniform`.
+    operations that the smaller network really does. Rewards are accuracies of that network on images that the client
+    keeps back and never trains on: a channel that is computed anyway, since another layer of a sum keeps it, is not
+    silenced there, though it is not sent. A client that kept back images of one class alone learns nothing from them:
+    it takes `uniform`.
     """
 
     selector: Literal["rl", "uniform", "l2_global", "random", "all"] = "rl"
@@ -48,6 +51,7 @@ class SPATL(Algorithm):
     budget: Ratio = 0.8  # the share of it that is left
     keep_floor: Ratio = 0.1  # the least share of a layer's filters
     spend: bool = False  # what the agent takes away is made less until the budget is spent: a step of it takes too much
+    settle: bool = False  # statistics of norms are taken anew before a sub-model is judged: it has others
     private: Literal["predictor", "predictor_and_stem", "none"] = "predictor"  # none: no transfer
     control_scale: NonNegative = 1.0  # 0: no gradient control
     control_at: Literal["grad", "post_step"] = "grad"
@@ -253,8 +257,10 @@ class SPATL(Algorithm):
             agent = first_agent(client.key, seen)
             agent = pretrained_agent(self.pretrained, agent) if self.pretrained else agent
 
+        some = spaced(client.data, SETTLING).x if self.settle else None
+
         def judge(tried: Sequence[Kept]) -> list[float]:
-            return accuracies(client.net, weights, tried, part)
+            return accuracies(client.net, weights, tried, part, some)
 
         found = search(seen, agent, choice, judge, self.later_episodes if again else self.episodes, client.key)
         numbers = {"accuracy": found.accuracy, "dense": judge([{}])[0], "reward": found.reward}
@@ -329,17 +335,27 @@ def _predicted(module: Any, features: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def accuracies(net: Network, weights: Tree, tried: Sequence[Kept], part: Shard) -> list[float]:
-    """Of sub-models on these images, all of them read back at once.
+def accuracies(
+    net: Network, weights: Tree, tried: Sequence[Kept], part: Shard, settling: Tensor | None = None
+) -> list[float]:
+    """Of sub-models with all that they compute on these images, all of them read back at once.
 
+    With `settling`, images, each has the statistics of norms that it has on these.
     One pass each: all masks at once would be a grouped convolution, which is slower (benchmarks/spatl.py).
     """
     graph, parts = layer_graph(net), [(piece.x, piece.y) for piece in pieces(part)]
-    correct = []
+    costs, correct = Costs(graph, {}), []
     for kept in tried:
-        smaller = masked(weights, kept, graph)
+        smaller = masked(weights, costs.computed(kept), graph)
+        if settling is not None:
+            smaller = net.settled(smaller, settling)
         correct.append(torch.stack([(net(smaller, x).argmax(1) == y).sum() for x, y in parts]).sum())
     return [count / len(part) for count in torch.stack(correct).tolist()]
+
+
+def spaced(part: Shard, count: int) -> Shard:
+    """So many of these examples at most, evenly from first to last: they may lie in the order of their classes."""
+    return Shard(part.whole, part.index[:: max(1, -(-len(part) // count))])
 
 
 # ---- rows of filters -------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
+from torch.overrides import BaseTorchFunctionMode
 
 from .rng import fold, uniform
 from .tree import Tree
@@ -143,6 +144,20 @@ class Network:
         run = _compiled() if compiled else functional_call
         with torch.autocast(device, torch.bfloat16, enabled=self.precision == "bf16"):
             return run(self._under, named, (f, *inputs), tie_weights=self._tied)
+
+    @torch.no_grad()
+    def settled(self, weights: Tree, x: Tensor) -> Tree:
+        """These weights with the running statistics that all norms have on this batch alone."""
+        weights, usual = weights.replace(buffers=weights.buffers.clone()), [part.momentum for _, part in self.norms]
+        for _, part in self.norms:
+            part.momentum = 1.0
+        try:
+            with BaseTorchFunctionMode():  # never by what was compiled with the usual momentum
+                self.look(weights, x, train=True, key=torch.zeros((), dtype=torch.long, device=x.device))
+        finally:
+            for (_, part), momentum in zip(self.norms, usual, strict=True):
+                part.momentum = momentum
+        return weights
 
     def _set_mode(self, train: bool, only: Tree | None) -> None:
         mode = train, None if only is None else frozenset(only)

@@ -26,6 +26,7 @@ from ..core.wire import header
 from ..engines.sequential import Sequential, tuned
 from ..explain_rounds import newest
 from ..runs import Checkpoint, RunFolder
+from ..selection.graph import layer_graph
 from ..selection.pruning import Costs, Kept, settled, sliced, unpacked
 from .grid import Column, Grid, Reported, Row, laid, percent
 
@@ -190,10 +191,11 @@ class SubModel:
     latency: float  # measured here, one thread of a CPU or the GPU
     accuracy: float  # on the images that rewards were measured on
     dense: float  # of the whole network there
-    own: float  # accuracy on the client's own test images: of its whole model; all four may not have been asked for
+    own: float  # accuracy on the client's own test images: of its whole model; all five may not have been asked for
     smaller: float  # of its sub-model
     settled: float  # of that, with the statistics of norms taken anew over the client's training images
     tuned: float  # of that after it trained on the client's images
+    whole_tuned: float  # of the whole model after the same training
 
 
 def sub_models(path: str | Path, batch: int = 32, repeats: int = 9, epochs: int | None = None) -> list[SubModel]:
@@ -213,7 +215,7 @@ def sub_models(path: str | Path, batch: int = 32, repeats: int = 9, epochs: int 
     whole = sliced(net, weights, {})
     for client, memory in folder.client_memories(checkpoint.round).items():
         kept = unpacked(memory.selection.kept, layers)
-        smaller = sliced(net, weights, kept)
+        smaller = sliced(net, weights, costs.computed(kept))
         with run.at_work():
             latency = _ratio(smaller, whole, x, repeats)
         found.append(
@@ -226,18 +228,21 @@ def sub_models(path: str | Path, batch: int = 32, repeats: int = 9, epochs: int 
                 latency,
                 float(memory.selection.accuracy),
                 float(memory.selection.dense),
-                *((math.nan,) * 4 if epochs is None else judged_smaller(run, client, kept, epochs)),
+                *((math.nan,) * 5 if epochs is None else judged_smaller(run, client, kept, epochs)),
             )
         )
     return found
 
 
-def judged_smaller(run: OpenedRun, client: int, kept: Kept, epochs: int) -> tuple[float, float, float, float]:
-    """Accuracy on a client's test images: of its model, of what is cut out of that, with norms anew, after training."""
+def judged_smaller(run: OpenedRun, client: int, kept: Kept, epochs: int) -> tuple[float, ...]:
+    """Accuracy on a client's test images: of its model, of what is cut out of that, with norms anew, after training.
+
+    Then of its model after the same training.
+    """
     federation, net, weights = run.federation, run.net, run.model(client)
-    mine, test = federation.train[client], federation.test[client]
+    mine, test, kept = federation.train[client], federation.test[client], Costs(layer_graph(net), {}).computed(kept)
     if not len(test):
-        return math.nan, math.nan, math.nan, math.nan
+        return (math.nan,) * 5
     seen = (piece.x for piece in Shard(federation.data, mine).chunks(run.experiment.local.batch_size))
     with run.at_work():
         anew = settled(sliced(net, weights, kept), seen)
@@ -247,8 +252,9 @@ def judged_smaller(run: OpenedRun, client: int, kept: Kept, epochs: int) -> tupl
         seed = key(run.experiment.seed, "sub-model", client)
         return judged_alone(run, cut, cut.initial_weights(), (mine, test), seed, epochs)
 
-    whole, smaller = (right(sliced(net, weights, each)) for each in ({}, kept))
-    return whole, smaller, right(anew), right(anew, epochs) if epochs else math.nan
+    whole, smaller = sliced(net, weights, {}), sliced(net, weights, kept)
+    tuned = (right(anew, epochs), right(whole, epochs)) if epochs else (math.nan, math.nan)
+    return right(whole), right(smaller), right(anew), *tuned
 
 
 def judged_alone(

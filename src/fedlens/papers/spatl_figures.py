@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 
 from .. import config
-from ..algorithms.spatl import SPATL, accuracies
+from ..algorithms.spatl import SETTLING, SPATL, accuracies, spaced
 from ..analysis import OpenedRun, fairness, judged
 from ..core.batches import Shard
 from ..core.errors import BadInput
@@ -42,7 +42,7 @@ LINES: dict[str, str] = dict(zip((*METHODS, "no_control"), COLOURS, strict=True)
 TARGETS = (0.7, 0.8)
 UPDATES = 60  # of the agent in figure 7; the paper's converges at about 40
 EPOCHS = 50  # on new images
-RIGHT = ("accuracy", "dense", "own", "smaller", "settled", "tuned")
+RIGHT = ("accuracy", "dense", "own", "smaller", "settled", "tuned", "whole_tuned")
 SHARES = [field.name for field in fields(SubModel) if field.name not in ("client", *RIGHT)]
 TUNED = 1  # epochs of a sub-model at its client
 
@@ -145,7 +145,7 @@ def submodels(words: Sequence[str], images: int, path: Path) -> list[Path]:
     axes[0, -1].legend(fontsize=8, loc="upper left", ncols=2)
     figure.tight_layout()
     head = ["", *(f"{share}, %" for share in SHARES), "most FLOPs off, %", "kept back, %", "whole, %"]
-    head += ["own test, whole, %", "smaller, %", "norms anew, %", "trained on, %"]
+    head += ["own test, whole, %", "smaller, %", "norms anew, %", "trained on, %", "whole, trained on, %"]
     lines = []
     for model, each in found.items():
         most = 1 - min(one.flops for one in each)
@@ -162,8 +162,9 @@ def submodels(words: Sequence[str], images: int, path: Path) -> list[Path]:
         "paper's sparsity ratio); bytes: of the last upload, of one of all filters, controls included.",
         f"latency: of the sliced network, batches of 32, on {device_name()}.",
         "kept back: accuracy on the few images that rewards are measured on, of the sub-model and of the whole one.",
-        f"own test: on the client's test images, of its whole model, of the sub-model as it was cut out, with the "
-        f"statistics of its norms taken anew over the client's images, and after {TUNED} epoch of training on these.",
+        "own test: on the client's test images, of its whole model, of the sub-model as it was cut out, with the "
+        f"statistics of its norms taken anew over the client's images, and after {TUNED} epoch of training on these; "
+        "then of its whole model after the same.",
     ]
     numbers = {
         "device": device_name(),
@@ -221,8 +222,11 @@ class Selection:
         shape = algorithm.constraint, algorithm.budget, algorithm.keep_floor, algorithm.spend
         choice = Choice(costs, layers, ranked(layers, weights), *shape)
 
+        mine = Shard(federation.data, owned(stage, client, federation.train[client])[0])
+        some = spaced(mine, SETTLING).x if algorithm.settle else None
+
         def judge(tried):
-            return accuracies(net, weights, tried, part)
+            return accuracies(net, weights, tried, part, some)
 
         return cls(client, situation(costs, layers), choice.feasible(), judge, len(part))
 

@@ -91,6 +91,14 @@ class Costs:
 
         return [of(group) for group in range(len(graph.groups))]
 
+    def computed(self, kept: Kept) -> dict[str, int]:
+        """The filters that the sub-model has room for: a channel that one layer keeps is there for all who add to it.
+
+        To silence the others' filters would save nothing, so a sub-model has them all.
+        """
+        layout = self.layout(kept)
+        return {layer.name: layout[layer.writes] for layer in self.graph.layers}
+
     def _written(self, group: int, kept: Kept) -> int:
         chosen = 0
         for layer in self._writers[group]:
