@@ -14,7 +14,7 @@ from fedlens.cli import app
 from fedlens.comparison.board import Board
 from fedlens.comparison.compare import asked, compare
 from fedlens.core.errors import BadInput
-from fedlens.recommend import NEAR, add, apart, described, known, read, recommend, results_of, typed
+from fedlens.recommend import NEAR, _told, add, apart, described, known, read, recommend, results_of, typed
 
 ROOT = Path(__file__).parents[1]
 SKEWED = config.read(None, ["partition.alpha=0.1", "clients=20", "model=cnn_small"])
@@ -63,6 +63,14 @@ def test_the_nearest_result_decides_and_close_methods_are_all_named():
     said = "\n".join(found.notes)
     assert "results/x.md: mnist5k, 20 clients" in said and "Also near: far.md" in said
     assert "No evidence on such a split: " in said and "pse" in said and "no ranking" not in said
+
+
+def test_a_partition_within_another_is_told_in_brackets():
+    for words, told in (
+        ("partition=domains partition.base=shards partition.base.classes=3", "domains, base (shards, classes 3)"),
+        ("partition.alpha=0.3 partition.dialect=equal", "dirichlet, alpha 0.3, dialect equal"),
+    ):
+        assert _told(config.read(None, words.split()).partition) == told
 
 
 def test_distances_between_splits():

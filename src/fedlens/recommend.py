@@ -273,11 +273,12 @@ def results_of(folder: Path, source: str) -> list[dict[str, Any]]:
 
 
 def _told(partition: Any) -> str:
-    """`dirichlet, alpha 0.1`: its main setting, and others where somebody chose them."""
+    """`dirichlet, alpha 0.1`: its main setting, and others where somebody chose them; within another in brackets."""
     plain, usual = config.plain(partition), config.plain(type(partition)())
     always = {"is", next((f.name for f in fields(partition) if not f.kw_only), "is")}
     chosen = {key: value for key, value in plain.items() if key in always or value != usual[key]}
-    return ", ".join(str(value) if key == "is" else f"{key} {value}" for key, value in chosen.items())
+    inner = {key: f"({_told(getattr(partition, key))})" for key, value in chosen.items() if isinstance(value, dict)}
+    return ", ".join(str(value) if key == "is" else f"{key} {value}" for key, value in (chosen | inner).items())
 
 
 def add(folder: Path, file: Path, source: str) -> int:

@@ -65,6 +65,10 @@ class SPATL(Algorithm):
     validation: Count = 1000  # images at most that are kept back for rewards, and never more than a twentieth
     adapt_epochs: Number = 10  # of a predictor whose client never took part
 
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        # Sub-models that are as large as they may be and right with norms of their own, results/spatl.md
+        "smaller": {"spend": True, "settle": True},
+    }
     default_weighting = uniformly
     undamped: ClassVar[bool] = False  # scaled controls are learned as if they had acted in full
 
@@ -313,6 +317,7 @@ class OfficialSPATL(SPATL):
     control_at: Literal["grad", "post_step"] = "post_step"
     control_norm: Literal["population", "cohort"] = "cohort"
 
+    presets: ClassVar[dict[str, dict[str, Any]]] = {}  # it cuts nothing out
     default_weighting = by_examples
     undamped: ClassVar[bool] = True
 
