@@ -4,6 +4,7 @@ import json
 import math
 import shlex
 from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
 import pyarrow.dataset
@@ -22,7 +23,7 @@ from fedlens.core.tree import Tree
 from fedlens.diff import differences
 from fedlens.engines.sequential import Sequential
 from fedlens.experiment import Experiment, parts
-from fedlens.papers import Figure, fedsls, reproducible
+from fedlens.papers import Figure, fedsls, picture, reproducible
 from fedlens.papers.cost import measured, operations, pass_cost
 from fedlens.papers.grid import Column, Grid, Reported, Row, checked, gather, reproduce, seeds_of, tagged
 from fedlens.papers.latents import Eye, comparable, latents, likeness, quartiles, saliency_maps
@@ -98,6 +99,32 @@ def test_the_three_files_say_the_same(done):
         assert line.startswith(f"{entry['row']},{entry['column']},{entry['mean']!r},{entry['std']!r},2,2,")
     assert "58.04 ± 1" in text and "| 61.2 |" in text and "Initial weights of skewed/0.1, skewed/1: drawn" in text
     assert "the paper's." in text and "CPU, fp32" in text and "5,000 images" in text
+
+
+def test_a_picture_shows_every_run_and_the_papers_numbers(done, monkeypatch, tmp_path):
+    _, table = done
+    figures = []
+    monkeypatch.setattr(picture, "save", lambda figure, path: figures.append((figure, path)) or path)
+    assert picture.draw(table, tmp_path) == tmp_path / "tiny" / "table.png"
+    ((figure, _),) = figures
+    axes = {axis.get_title(): axis for axis in figure.axes}
+    assert list(axes) == ["skewed/0.1", "skewed/1"]
+    for entry in table.entries():
+        axis, at = axes[entry["column"]], ["fedavg", "fedprox"].index(entry["row"])
+        here = [line for line in axis.lines if set(line.get_ydata()) == {at}]
+        dots = next(sorted(line.get_xdata()) for line in here if line.get_marker() == "o")
+        assert dots == sorted(one["value"] for one in entry["runs"].values()) and len(dots) == 2
+        diamonds = [line.get_xdata()[0] for line in here if line.get_marker() == "D"]
+        assert diamonds == ([] if entry["paper"] is None else [entry["paper"]])
+        assert f"{entry['mean']:.1f}" in {text.get_text() for text in axis.texts if text.xy[1] == at}
+    assert "the paper's protocol" not in figure.texts[-1].get_text().replace("\n", " ")
+    assert picture.draw(gather(GRID, tmp_path, ()), tmp_path) is None and len(figures) == 1  # nothing has been run
+    monkeypatch.undo()
+    changed = replace(table, name="tiny/table~partition.alpha=0.1", words=("rounds=3",))
+    assert picture.draw(changed, tmp_path) == tmp_path / "tiny" / "table~partition.alpha=0.1.png"
+    assert (tmp_path / "tiny" / "table~partition.alpha=0.1.png").exists()
+    plot = "".join((tmp_path / "tiny" / "table~partition.alpha=0.1.svg").read_text().split())
+    assert "rounds=3" in plot
 
 
 def test_what_is_done_is_not_run_again_and_what_is_missing_is(done, monkeypatch):

@@ -480,6 +480,7 @@ def reproduce(
     from .core.errors import BadInput, nearest
     from .papers import Figure, reproducible
     from .papers.grid import checked, gather, reproduce, seeds_of
+    from .papers.picture import draw
 
     known = reproducible()
     name, settings = _split(words)
@@ -518,7 +519,10 @@ def reproduce(
         )
     except KeyboardInterrupt:
         raise _Explained(_complain("stopped; the same command goes on where it was", 130)) from None
-    _say_json(table.entries()) if json else print(f"{table.markdown()}\n{place / table.name}.md")
+    drawn = draw(table, place)
+    _say_json(table.entries()) if json else print(
+        f"{table.markdown()}\n{place / table.name}.md\n{drawn or ''}".rstrip()
+    )
     raise typer.Exit(1 if table.failures else 0)
 
 
