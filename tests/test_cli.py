@@ -7,6 +7,7 @@ saved can be taken up again to the same bits.
 from __future__ import annotations
 
 import errno
+import io
 import json
 import math
 import os
@@ -24,8 +25,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
-from fedlens import cli, config, simulate
+from fedlens import cli, config, panel, simulate
 from fedlens.algorithms import ALGORITHMS, FedAvg, FineTuned
 from fedlens.core.algorithm import Algorithm
 from fedlens.core.errors import BadInput, ClientFailed, RunFailed
@@ -879,6 +881,23 @@ def test_live_panel(long, nursery, tmp_path):
     assert re.search("[▁▂▃▄▅▆▇█]", lines[4]) and lines[5].startswith("╰")
     assert lines[6].startswith("accuracy 0.") and lines[7].startswith("sent up") and len(lines) == 8
     assert same(long, tmp_path / "[bold]run")
+
+
+def test_a_long_round_shows_how_many_clients_have_answered(monkeypatch):
+    lines, now = panel.Lines(io.StringIO()), [0.0]
+    monkeypatch.setattr(panel.time, "monotonic", lambda: now[0])
+    lines.begin(Experiment(), Path("out"), [], 4, 9)
+    for answered in range(1, 8):
+        now[0] += 11
+        lines.clients(answered, 100)
+    said = lines.stream.getvalue().splitlines()
+    assert said[1:] == ["round 5: 3 of 100 clients", "round 5: 6 of 100 clients"]
+    shown = panel.LivePanel(Console(file=io.StringIO()))
+    shown.begin(Experiment(), Path("out"), [], 4, 9)
+    for answered in (1, 3):
+        shown.clients(answered, 3)
+        (task,) = shown.bar.tasks
+        assert task.description == f"round 5/9, {answered} of 3 clients" and task.completed == 4 + answered / 4
 
 
 def test_a_terminal_shows_no_panel_for_what_never_began(finished, nursery):

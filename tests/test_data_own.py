@@ -22,7 +22,7 @@ from fedlens.data.own import ClientsFolder, Folder, Npz
 from fedlens.data.partition import ByUser, Domains, parted_users
 from fedlens.data.sets import Mnist
 from fedlens.data.split import Split
-from fedlens.simulate import run
+from fedlens.simulate import Nobody, run
 
 RANDOM = np.random.default_rng(0)
 
@@ -382,15 +382,9 @@ def sites(root, counts=(("east", 6), ("north", 9), ("west", 12)), size=40, part=
         fill(root / site / part, ("circle", "square"), count, size)
 
 
-class Listening:
+class Listening(Nobody):
     def begin(self, experiment, folder, notes, round, rounds):
         self.experiment, self.notes = experiment, notes
-
-    def round(self, progress):
-        pass
-
-    def note(self, text):
-        pass
 
 
 def ran(*words):

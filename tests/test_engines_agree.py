@@ -127,6 +127,15 @@ def test_a_lane_serves_clients_whose_memory_was_on_disk(tmp_path, monkeypatch):
     assert same(expected.state, found.state)
 
 
+def test_engines_tell_of_every_client_that_has_answered(pool):
+    engines = [Sequential(network(), federation()), Lanes(network(), federation(), lanes=2), pool[0]]
+    for engine in engines:
+        told = []
+        engine.heard = lambda *said, told=told: told.append(said)
+        run(FedAvg(), network(), engine, replace(PLAN, rounds=2, cohort=Everyone()), round=0)
+        assert told == [(n, len(SIZES)) for n in range(1, len(SIZES) + 1)] * 2
+
+
 def test_observing_changes_nothing():
     """Personal evaluation after every round leaves state and memories as they are."""
 

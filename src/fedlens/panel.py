@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import TextIO
 
@@ -19,21 +20,29 @@ from .experiment import Experiment
 _BARS = "▁▂▃▄▅▆▇█"
 
 
+PATIENCE = 30  # seconds without a line
+
+
 class Lines:
-    """One line a round."""
+    """One line a round, and one for every half minute within it."""
 
     folder: Path | None  # of the run, once it has begun
 
     def __init__(self, stream: TextIO):
-        self.stream, self.folder = stream, None
+        self.stream, self.folder, self.at, self.said = stream, None, 0, time.monotonic()
 
     def begin(self, experiment: Experiment, folder: Path, notes: list[str], round: int, rounds: int) -> None:
-        self.folder = folder
+        self.folder, self.at = folder, round
         self._say(headline(experiment, folder, round))
         for note in notes:
             self.note(note)
 
+    def clients(self, answered: int, asked: int) -> None:
+        if time.monotonic() - self.said > PATIENCE:
+            self._say(f"round {self.at + 1}: {answered} of {asked} clients")
+
     def round(self, progress: simulate.Progress) -> None:
+        self.at = progress.round
         self._say(simulate.line(progress))
 
     def note(self, text: str) -> None:
@@ -46,6 +55,7 @@ class Lines:
         pass
 
     def _say(self, text: str) -> None:
+        self.said = time.monotonic()
         print(text, file=self.stream, flush=True)
 
 
@@ -70,6 +80,12 @@ class LivePanel:
         for note in notes:
             self.note(note)
         self.live.update(self._shown(None))
+
+    def clients(self, answered: int, asked: int) -> None:
+        task = self.bar.tasks[self.task]
+        done = int(task.completed)
+        said = f"round {done + 1}/{task.total:.0f}, {answered} of {asked} clients"
+        self.bar.update(self.task, completed=done + answered / (asked + 1), description=said)
 
     def round(self, progress: simulate.Progress) -> None:
         if self.start[1] < 0:

@@ -99,12 +99,16 @@ class Progress:
 
 class Watcher(Protocol):
     def begin(self, experiment: Experiment, folder: Path, notes: list[str], round: int, rounds: int) -> None: ...
+    def clients(self, answered: int, asked: int) -> None: ...
     def round(self, progress: Progress) -> None: ...
     def note(self, text: str) -> None: ...
 
 
 class Nobody:
     def begin(self, experiment, folder, notes, round, rounds):
+        pass
+
+    def clients(self, answered, asked):
         pass
 
     def round(self, progress):
@@ -221,7 +225,9 @@ def _carry_on(
     with _last_words(folder), threads(1), matmuls(experiment.precision), tracking as watcher:
         net = experiment.network(images).to(experiment.device)
         federation = settled(experiment, federation)
-        timed = Timed(_engine(experiment, net, federation, folder, start.round), experiment.device)
+        engine = _engine(experiment, net, federation, folder, start.round)
+        engine.heard = watcher.clients
+        timed = Timed(engine, experiment.device)
         engine, attack = timed, experiment.attack
         if attack is not None and attack.forges:
             engine = Hostile(engine, attack, experiment.seed)
@@ -287,7 +293,7 @@ def label_counts(federation: Federation, classes: int) -> list[list[int]]:
     return [torch.bincount(federation.data.y[index], minlength=classes).tolist() for index in owned]
 
 
-def _engine(experiment: Experiment, net, federation, folder: RunFolder, round: int) -> Engine:
+def _engine(experiment: Experiment, net, federation, folder: RunFolder, round: int) -> Any:
     limit = int(experiment.memory * GIB)
     if experiment.engine == "workers":
         sizes = [len(federation.train[i]) for i in range(len(federation.train))]

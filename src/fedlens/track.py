@@ -125,6 +125,9 @@ class Tracked:
     def begin(self, experiment, folder, notes, round, rounds):
         self.watcher.begin(experiment, folder, notes, round, rounds)
 
+    def clients(self, answered, asked):
+        self.watcher.clients(answered, asked)
+
     def round(self, progress):
         values = {name: getattr(progress, name) for name in ("accuracy", "loss", "bytes_up", "bytes_down", "seconds")}
         self.log({name: value for name, value in values.items() if value is not None}, progress.round)

@@ -48,6 +48,9 @@ class OneRun:
         self.line.round, self.line.rounds = round, rounds
         self.board.changed(self.line)
 
+    def clients(self, answered: int, asked: int) -> None:
+        pass  # a line of many has no room for it
+
     def round(self, progress: simulate.Progress) -> None:
         line = self.line
         line.round, line.rounds, line.accuracy = progress.round, progress.rounds, progress.accuracy

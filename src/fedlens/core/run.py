@@ -56,6 +56,13 @@ class Answers(list[Reply]):
         return [*self, *self.late, *(reply for reply, _ in self.refused)]
 
 
+Heard = Callable[[int, int], None]  # so many clients of so many have answered: engines tell it, a round may be long
+
+
+def nobody(answered: int, asked: int) -> None:
+    pass
+
+
 class Engine(Protocol):
     """Runs client hooks. Owns the clients' data and memories, wherever those live."""
 

@@ -205,6 +205,7 @@ class Lanes(Sequential):
             for lane in [lane for lane in seated if lane.done == lane.client.steps]:
                 seated.remove(lane)
                 replies.append(self._leave(jobs[lane.place.number], lane))
+                self.heard(len(replies), len(cohort))
         for place in self.places if self.recorded else ():
             main = torch.cuda.current_stream(place.device)
             for lane in place.free[job.stage]:

@@ -26,7 +26,7 @@ import torch
 from ..core.errors import BadInput, ClientFailed, RunFailed
 from ..core.evaluate import score
 from ..core.memories import Memories, name, versions
-from ..core.run import Job, Reply
+from ..core.run import Heard, Job, Reply, nobody
 from ..core.tree import Tree
 from .allocator import keep_freed_memory
 from .parcel import pack, unpack
@@ -139,6 +139,7 @@ class RayActors:
         """`make` builds the engine inside an actor; `actors` 0: one for each core, or GPU, that the cluster has."""
         ray = _ray()
         self.population, self.sizes, self.device = len(sizes), sizes, torch.device(device)
+        self.heard: Heard = nobody
         assert storage.folder is not None
         self._folder, self._saved = storage.folder.absolute(), storage.round or 0
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -183,6 +184,7 @@ class RayActors:
         waiting = sorted(cohort, key=lambda i: (-self.sizes[i], i))
         for client, (parcel, version) in self._share_out(waiting, ask, whole=self._kind == "GPU"):
             replies.append(Reply(client, unpack(parcel, self.device)))
+            self.heard(len(replies), len(cohort))
             if version is not None and version != self._versions.get(client):
                 written[client] = version
         for client, version in written.items():

@@ -17,7 +17,7 @@ from ..core.evaluate import pieces, score
 from ..core.memories import Memories
 from ..core.network import Network
 from ..core.rng import key
-from ..core.run import Job, Reply
+from ..core.run import Heard, Job, Reply, nobody
 from ..core.tree import Tree
 
 
@@ -29,11 +29,16 @@ class Sequential:
     ):
         self.net, self.federation, self.checked = net, federation, checked
         self.population = len(federation.train)
+        self.heard: Heard = nobody
         self.memories = Memories() if memories is None else memories
         self._declared: dict[Stage, frozenset[str]] = {}
 
     def run(self, job: Job, cohort: Sequence[int]) -> list[Reply]:
-        return [self.train(job, i) for i in cohort]
+        replies = []
+        for i in cohort:
+            replies.append(self.train(job, i))
+            self.heard(len(replies), len(cohort))
+        return replies
 
     def measure(self, weights: Tree) -> list[Tree]:
         return [score(self.net, weights, piece) for piece in self.pieces()]
