@@ -20,7 +20,7 @@ from fedlens.core.errors import BadInput
 from fedlens.core.network import Network
 from fedlens.core.rng import generator, key, normal, seeded
 from fedlens.core.tree import Tree, grad
-from fedlens.models import describe_model, model_named
+from fedlens.models import Dropout, describe_model, model_named
 from fedlens.models.model import Classifier
 from fedlens.models.vgg import Vgg11
 from fedlens.selection import agent as ppo
@@ -402,9 +402,40 @@ def test_norms_anew_are_means_over_batches():
     torch.testing.assert_close(norm.running_mean, torch.stack([y.mean((0, 2, 3)) for y in seen]).mean(0))
     torch.testing.assert_close(norm.running_var, torch.stack([y.var((0, 2, 3)) for y in seen]).mean(0))
     assert not module.training and not norm.training and norm.momentum == 0.1
-    again = settled(settled(sliced(net, weights, choice.uniform()), batches[::-1]), batches)
-    for a, b in zip(module.buffers(), again.buffers(), strict=True):
+    again = settled(settled(sliced(net, weights, choice.uniform()), batches[::-1]), [*batches, batches[0][:1]])
+    for a, b in zip(module.buffers(), again.buffers(), strict=True):  # one image has no statistics
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+    short = settled(sliced(net, weights, choice.uniform()), [batches[0], batches[1][:2]])
+    norm = next(each for each in short.modules() if isinstance(each, nn.BatchNorm2d))
+    torch.testing.assert_close(norm.running_mean, conv(torch.cat([batches[0], batches[1][:2]])).mean((0, 2, 3)))
+    with pytest.raises(RuntimeError):
+        settled(short, [batches[0], batches[0][:, :1]])
+    assert norm.momentum == 0.1 and not norm.training
+
+
+def test_a_network_settles_without_dropout_and_writes_nothing():
+    class Spread(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.dropout, self.norm = nn.Conv2d(3, 4, 3), Dropout(0.5), nn.BatchNorm2d(4)
+            self.head = nn.Linear(4, 2)
+
+        def features(self, x):
+            return self.norm(self.dropout(self.first(x))).mean((2, 3))
+
+        def forward(self, x):
+            return self.head(self.features(x))
+
+    net = Network(Spread(), "fp64")
+    weights, x = net.initial_weights(), images(8)
+    seen, before = net.module.first(x), weights.clone()  # pyright: ignore
+    found = net.settled(weights, x).buffers
+    torch.testing.assert_close(found["norm.running_mean"], seen.mean((0, 2, 3)))
+    torch.testing.assert_close(found["norm.running_var"], seen.var((0, 2, 3)))
+    assert all(torch.equal(before.buffers[name], weights.buffers[name]) for name in before.buffers)
+    assert net.settled(weights, x[:1]) is weights and net.module.norm.momentum == 0.1  # pyright: ignore
+    trained = net.look(weights.clone(), x, train=True, key=torch.tensor(3)).logits
+    assert not torch.equal(trained, net(weights, x)) and torch.equal(net(weights, x), net(weights, x))
 
 
 def test_bits_of_filters():

@@ -8,6 +8,7 @@ import pyarrow.dataset
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedlens import config, simulate
@@ -215,26 +216,101 @@ def test_sub_models_against_modules_that_are_really_cut(out):
             test = Shard(run.federation.data, run.federation.test[one["client"]])
             of_whole, of_smaller = accuracies(run.net, own, [{}, kept], test)
             assert one["own"] == of_whole and one["smaller"] == of_smaller
-            for name, cut in (("tuned", kept), ("whole_tuned", {})):
+            for name, cut in (("tuned", kept), ("own_tuned", {})):
                 assert one[name] == trained_on(run, one["client"], sliced(run.net, own, cut))
-            if not run.net.norms:
-                assert one["settled"] == one["smaller"]  # there is nothing to settle
+            assert not run.net.norms  # there is nothing to settle
+            assert (one["own_settled"], one["settled"]) == (one["own"], one["smaller"])
     text = (out / "spatl" / "submodels.md").read_text()
     mean = sum(one["flops"] for one in told(out, "submodels")["models"]["resnet20"]) / 4
     assert f"| **cnn2** | {100 * mean:.1f} |" in text and "| paper, resnet20 | 74.2 |  | 84 |" in text
 
 
-def trained_on(run, client, module) -> float:
-    """Accuracy on the client's test images after an epoch of torch's own SGD on its training images."""
+@pytest.fixture(scope="module")
+def residual(words, tmp_path_factory):
+    """A network with sums and norms, whose agents judge sub-models with norms of their own."""
+    out, more = (
+        tmp_path_factory.mktemp("residual"),
+        ("clients=2", "rounds=1", "local.epochs=1", "model=resnet20", "algorithm.episodes=4"),
+    )
+    words = (*(word for word in words if word.partition("=")[0] not in ("clients", "rounds", "model")), *more)
+    preset = ("algorithm.spend=true", "algorithm.settle=true")
+    spatl_figures.submodels((*words, *preset), 0, out / "spatl" / "submodels")
+    return OpenedRun.open(folder_of(out, "accuracy", "spatl")), told(out, "submodels")["models"]["resnet20"]
+
+
+def settled_by_hand(module, batches):
+    """Every norm gets the means over all images of what reached it, each batch passing through norms of its own."""
+    norms, seen = [part for part in module.modules() if isinstance(part, nn.BatchNorm2d)], {}
+    hooks = [
+        norm.register_forward_pre_hook(
+            lambda norm, x: seen.setdefault(norm, []).append((len(x[0]), x[0].mean((0, 2, 3)), x[0].var((0, 2, 3))))
+        )
+        for norm in norms
+    ]
+    with torch.no_grad():
+        for x in batches:
+            module.train()(x)
+    for norm, hook in zip(norms, hooks, strict=True):
+        hook.remove()
+        total = sum(count for count, *_ in seen[norm])
+        norm.running_mean.copy_(sum(count * mean for count, mean, _ in seen[norm]) / total)
+        norm.running_var.copy_(sum(count * var for count, _, var in seen[norm]) / total)
+    return module.eval()
+
+
+def test_sub_models_with_sums_and_norms(residual):
+    run, found = residual
+    layers, settles = run.experiment.algorithm.layers(run.net), []
+    for one in found:
+        mine, test = run.federation.train[one["client"]], run.federation.test[one["client"]]
+        data, own = run.federation.data, run.model(one["client"])
+        x, y = data.prepare(run.images.x, None), run.images.y
+        selection = run.folder.client_memories(1)[one["client"]].selection
+        kept, costs = unpacked(selection.kept, layers), Costs.of(run.net, x[:1])
+        more = costs.computed(kept)
+        assert more != kept and 0.75 < one["flops"] <= 0.8  # it spends its budget
+        order = torch.randperm(len(mine), generator=generator(key(key(0, "sub-model", one["client"]), "settled")))
+
+        def right(module, x=x, y=y, test=test):
+            return int((module.eval()(x[test]).argmax(1) == y[test]).sum()) / len(test)
+
+        for part, as_it_is in (({}, "own"), (more, "smaller")):
+            assert one[as_it_is] == right(sliced(run.net, own, part))
+        for part, anew, tuned in (({}, "own_settled", "own_tuned"), (more, "settled", "tuned")):
+            module = settled_by_hand(sliced(run.net, own, part), x[mine[order]].split(16))
+            assert one[anew] == right(module)
+            assert one[tuned] == trained_on(run, one["client"], module, filled=True)
+        settles.append(one["settled"] != one["smaller"] or one["own_settled"] != one["own"])
+    assert any(settles)
+
+
+def test_an_agent_is_asked_as_its_run_asked_it(residual):
+    run, _ = residual
+    task = spatl_figures.Selection.of(run)
+    weights, net = run.model(task.client), run.net
+    mine, held = kept_back(run.federation.train[task.client], task.images, task.client)
+    x, y = run.federation.data.prepare(run.images.x, None), run.images.y
+    for kept in (task.choice.uniform(), task.choice.kept([0.4] * len(task.choice.layers))):
+        module = settled_by_hand(sliced(net, weights, task.choice.costs.computed(kept)), [x[mine]])
+        right = int((module(x[held]).argmax(1) == y[held]).sum()) / len(held)
+        assert task.judge([kept]) == [right]
+
+
+def trained_on(run, client, module, filled=False) -> float:
+    """Accuracy on the client's test images after an epoch of torch's own SGD on its training images.
+
+    Norms see a short batch filled up with images that count for nothing else.
+    """
     mine, test = run.federation.train[client], run.federation.test[client]
     x, y = run.federation.data.prepare(run.images.x, None), run.images.y
     module.train().requires_grad_()  # what is cut out is made for prediction
     rule = torch.optim.SGD(module.parameters(), 0.05, momentum=0.9, weight_decay=1e-5)
     rows, weights, *_ = plan(len(mine), 16, key(key(0, "sub-model", client), "batches", 0, 0), epochs=1)
     for row, weight in zip(rows, weights, strict=True):
-        batch = mine[row[weight > 0]]
+        batch, counted = (mine[row], weight) if filled else (mine[row[weight > 0]], weight[weight > 0])
         rule.zero_grad()
-        F.cross_entropy(module(x[batch]), y[batch]).backward()
+        losses = F.cross_entropy(module(x[batch]), y[batch], reduction="none")
+        (losses @ counted.to(losses) / counted.sum()).backward()
         rule.step()
     return int((module.eval()(x[test]).argmax(1) == y[test]).sum()) / len(test)
 

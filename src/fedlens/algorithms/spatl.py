@@ -51,7 +51,7 @@ class SPATL(Algorithm):
     budget: Ratio = 0.8  # the share of it that is left
     keep_floor: Ratio = 0.1  # the least share of a layer's filters
     spend: bool = False  # what the agent takes away is made less until the budget is spent: a step of it takes too much
-    settle: bool = False  # statistics of norms are taken anew before a sub-model is judged: it has others
+    settle: bool = False  # norms' statistics are taken anew before a sub-model is judged, over up to 256 images more
     private: Literal["predictor", "predictor_and_stem", "none"] = "predictor"  # none: no transfer
     control_scale: NonNegative = 1.0  # 0: no gradient control
     control_at: Literal["grad", "post_step"] = "grad"

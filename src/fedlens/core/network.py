@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
-from torch.overrides import BaseTorchFunctionMode
 
 from .rng import fold, uniform
 from .tree import Tree
@@ -147,16 +146,18 @@ class Network:
 
     @torch.no_grad()
     def settled(self, weights: Tree, x: Tensor) -> Tree:
-        """These weights with the running statistics that all norms have on this batch alone."""
+        """These weights with the running statistics that all norms have on this batch alone; one image has none."""
+        if not self.norms or len(x) < 2:
+            return weights
         weights, usual = weights.replace(buffers=weights.buffers.clone()), [part.momentum for _, part in self.norms]
-        for _, part in self.norms:
-            part.momentum = 1.0
+        self._set_mode(False, None)
         try:
-            with BaseTorchFunctionMode():  # never by what was compiled with the usual momentum
-                self.look(weights, x, train=True, key=torch.zeros((), dtype=torch.long, device=x.device))
+            for _, part in self.norms:  # and nothing else: dropout would spread what reaches them
+                part.train().momentum = 1.0
+            self.look(weights, x)
         finally:
             for (_, part), momentum in zip(self.norms, usual, strict=True):
-                part.momentum = momentum
+                part.eval().momentum = momentum
         return weights
 
     def _set_mode(self, train: bool, only: Tree | None) -> None:

@@ -19,7 +19,7 @@ from ..core.batches import Federation, Shard
 from ..core.errors import BadInput
 from ..core.evaluate import total
 from ..core.network import Network
-from ..core.rng import key
+from ..core.rng import generator, key
 from ..core.run import Job
 from ..core.tree import Tree
 from ..core.wire import header
@@ -191,11 +191,12 @@ class SubModel:
     latency: float  # measured here, one thread of a CPU or the GPU
     accuracy: float  # on the images that rewards were measured on
     dense: float  # of the whole network there
-    own: float  # accuracy on the client's own test images: of its whole model; all five may not have been asked for
+    own: float  # accuracy on the client's own test images: of its whole model; all six may not have been asked for
     smaller: float  # of its sub-model
-    settled: float  # of that, with the statistics of norms taken anew over the client's training images
-    tuned: float  # of that after it trained on the client's images
-    whole_tuned: float  # of the whole model after the same training
+    own_settled: float  # of its whole model with the statistics of norms taken anew over the client's training images
+    settled: float  # of its sub-model with the same
+    own_tuned: float  # of its whole model after it trained on these from there
+    tuned: float  # of its sub-model after the same
 
 
 def sub_models(path: str | Path, batch: int = 32, repeats: int = 9, epochs: int | None = None) -> list[SubModel]:
@@ -228,33 +229,36 @@ def sub_models(path: str | Path, batch: int = 32, repeats: int = 9, epochs: int 
                 latency,
                 float(memory.selection.accuracy),
                 float(memory.selection.dense),
-                *((math.nan,) * 5 if epochs is None else judged_smaller(run, client, kept, epochs)),
+                *((math.nan,) * 6 if epochs is None else judged_smaller(run, client, kept, epochs)),
             )
         )
     return found
 
 
 def judged_smaller(run: OpenedRun, client: int, kept: Kept, epochs: int) -> tuple[float, ...]:
-    """Accuracy on a client's test images: of its model, of what is cut out of that, with norms anew, after training.
+    """Accuracy on a client's test images, of its model and of what is cut out of that.
 
-    Then of its model after the same training.
+    As they are, with norms anew over the client's images, and after training on these from there.
     """
     federation, net, weights = run.federation, run.net, run.model(client)
     mine, test, kept = federation.train[client], federation.test[client], Costs(layer_graph(net), {}).computed(kept)
     if not len(test):
-        return (math.nan,) * 5
-    seen = (piece.x for piece in Shard(federation.data, mine).chunks(run.experiment.local.batch_size))
-    with run.at_work():
-        anew = settled(sliced(net, weights, kept), seen)
+        return (math.nan,) * 6
+    seed = key(run.experiment.seed, "sub-model", client)
+    mixed = mine[torch.randperm(len(mine), generator=generator(key(seed, "settled"))).to(mine.device)]
+
+    def cut(kept: Kept, anew: bool) -> nn.Module:
+        module = sliced(net, weights, kept)
+        with run.at_work():
+            batches = Shard(federation.data, mixed).chunks(run.experiment.local.batch_size)
+            return settled(module, (piece.x for piece in batches)) if anew else module
 
     def right(module: nn.Module, epochs: int = 0) -> float:
-        cut = Network(_Alone(module), net.precision).to(run.experiment.device)
-        seed = key(run.experiment.seed, "sub-model", client)
-        return judged_alone(run, cut, cut.initial_weights(), (mine, test), seed, epochs)
+        alone = Network(_Alone(module), net.precision).to(run.experiment.device)
+        return judged_alone(run, alone, alone.initial_weights(), (mine, test), seed, epochs)
 
-    whole, smaller = sliced(net, weights, {}), sliced(net, weights, kept)
-    tuned = (right(anew, epochs), right(whole, epochs)) if epochs else (math.nan, math.nan)
-    return right(whole), right(smaller), right(anew), *tuned
+    found = [right(cut(each, anew)) for anew in (False, True) for each in ({}, kept)]
+    return *found, *(right(cut(each, True), epochs) if epochs else math.nan for each in ({}, kept))
 
 
 def judged_alone(

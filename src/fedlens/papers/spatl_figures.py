@@ -42,7 +42,7 @@ LINES: dict[str, str] = dict(zip((*METHODS, "no_control"), COLOURS, strict=True)
 TARGETS = (0.7, 0.8)
 UPDATES = 60  # of the agent in figure 7; the paper's converges at about 40
 EPOCHS = 50  # on new images
-RIGHT = ("accuracy", "dense", "own", "smaller", "settled", "tuned", "whole_tuned")
+RIGHT = ("accuracy", "dense", "own", "smaller", "own_settled", "settled", "own_tuned", "tuned")
 SHARES = [field.name for field in fields(SubModel) if field.name not in ("client", *RIGHT)]
 TUNED = 1  # epochs of a sub-model at its client
 
@@ -145,7 +145,8 @@ def submodels(words: Sequence[str], images: int, path: Path) -> list[Path]:
     axes[0, -1].legend(fontsize=8, loc="upper left", ncols=2)
     figure.tight_layout()
     head = ["", *(f"{share}, %" for share in SHARES), "most FLOPs off, %", "kept back, %", "whole, %"]
-    head += ["own test, whole, %", "smaller, %", "norms anew, %", "trained on, %", "whole, trained on, %"]
+    head += ["own test, whole, %", "smaller, %", "norms anew: whole, %", "smaller, %"]
+    head += ["trained on: whole, %", "smaller, %"]
     lines = []
     for model, each in found.items():
         most = 1 - min(one.flops for one in each)
@@ -162,9 +163,9 @@ def submodels(words: Sequence[str], images: int, path: Path) -> list[Path]:
         "paper's sparsity ratio); bytes: of the last upload, of one of all filters, controls included.",
         f"latency: of the sliced network, batches of 32, on {device_name()}.",
         "kept back: accuracy on the few images that rewards are measured on, of the sub-model and of the whole one.",
-        "own test: on the client's test images, of its whole model, of the sub-model as it was cut out, with the "
-        f"statistics of its norms taken anew over the client's images, and after {TUNED} epoch of training on these; "
-        "then of its whole model after the same.",
+        "own test: on the client's test images, of its whole model and of the sub-model as it was cut out; of both "
+        "with the statistics of norms taken anew over the client's images; of both after training on these from "
+        f"there, epochs: {TUNED}.",
     ]
     numbers = {
         "device": device_name(),

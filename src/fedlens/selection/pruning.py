@@ -351,19 +351,25 @@ def sliced(net: Network, weights: Tree, kept: Kept, align: int = 1) -> nn.Module
 
 @torch.no_grad()
 def settled(module: nn.Module, batches: Iterable[Tensor]) -> nn.Module:
-    """The same module with running statistics of its own: the mean over these batches, in place.
+    """The same module with running statistics of its own: the mean over the images of these batches, in place.
 
-    Those of the whole network are not what comes out of a smaller one, which is most of what cutting costs.
+    Those of the whole network are not what comes out of a smaller one. A batch of one image has none.
     """
     norms = [part for part in module.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
-    usual, was = [norm.momentum for norm in norms], module.training
-    for count, x in enumerate(batches, 1):
-        for norm in norms:
-            norm.train().momentum = 1 / count  # the mean over all so far
-        module(x)
-    for norm, momentum in zip(norms, usual, strict=True):
-        norm.momentum = momentum
-    return module.train(was)
+    usual, was, seen = [norm.momentum for norm in norms], module.training, 0
+    try:
+        for x in batches if norms else ():
+            if len(x) < 2:
+                continue
+            seen += len(x)
+            for norm in norms:
+                norm.train().momentum = len(x) / seen  # the mean over all so far
+            module(x)
+    finally:
+        for norm, momentum in zip(norms, usual, strict=True):
+            norm.momentum = momentum
+        module.train(was)
+    return module
 
 
 def _cut(module: Any, part: str, rows: Tensor | None, columns: Tensor | None = None) -> None:
