@@ -113,6 +113,8 @@ def presets(recipe: Any) -> dict[str, str]:
     """Settings that have a name, by what chooses them."""
     known = getattr(recipe, "presets", {})
     name = config.plain(recipe)["is"] if known else ""
+    if ":" in name:  # one of the user's own inherits them, and is not chosen by a short name
+        return {}
     return {f"algorithm={name}/{preset}": " ".join(f"{k}={v}" for k, v in to.items()) for preset, to in known.items()}
 
 
