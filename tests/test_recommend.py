@@ -43,8 +43,11 @@ def test_every_number_of_the_evidence_is_in_the_file_it_names():
 @pytest.mark.skipif("FEDLENS_DATA" not in os.environ, reason="the skew of real data needs FEDLENS_DATA")
 def test_the_skew_of_the_evidence_is_that_of_its_split():
     for each in known():
-        partition, key, value = re.fullmatch(r"(\w+), (\w+) (\S+)", each["partition"]).groups()
-        words = [f"data={each['data']}", f"partition={partition}", f"partition.{key}={value}"]
+        within = each["partition"].removeprefix("domains, base (").removesuffix(")")
+        partition, key, value = re.fullmatch(r"(\w+), (\w+) (\S+)", within).groups()
+        path = "partition" if within == each["partition"] else "partition.base"
+        words = [f"data={each['data']}", f"{path}={partition}", f"{path}.{key}={value}"]
+        words[1:1] = ["partition=domains"] if path != "partition" else []
         words += [f"clients={each['clients']}"]
         numbers, _ = described(config.read(None, words))
         assert numbers == pytest.approx(each["skew"], abs=1e-4)
@@ -63,6 +66,21 @@ def test_the_nearest_result_decides_and_close_methods_are_all_named():
     said = "\n".join(found.notes)
     assert "results/x.md: mnist5k, 20 clients" in said and "Also near: far.md" in said
     assert "No evidence on such a split: " in said and "pse" in said and "no ranking" not in said
+
+
+def test_clients_whose_images_differ_are_a_question_of_their_own():
+    mine, _ = described(SKEWED)
+    plain, other = result(mine), result(mine, source="looks.md", partition="domains, base (iid)")
+    assert {a.source for a in recommend(SKEWED, [other, plain], "global").advice} == {plain["source"]}
+    assert not recommend(SKEWED, [other], "global").advice
+    words = (
+        "data=modalities data.base=mnist5k data.views=gray,edge partition=domains partition.base.alpha=0.1 clients=20"
+    )
+    domains = config.read(
+        None, words.replace("partition=domains", "partition=domains partition.base=dirichlet").split()
+    )
+    near = result(described(domains)[0], source="looks.md", partition="domains, base (iid)")
+    assert {a.source for a in recommend(domains, [plain, near], "global").advice} == {"looks.md"}
 
 
 def test_a_partition_within_another_is_told_in_brackets():

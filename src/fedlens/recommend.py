@@ -108,7 +108,9 @@ def recommend(
 ) -> Recommendation:
     """From the nearest result of this kind; methods that the constraints rule out are named with the reason."""
     mine, shape = described(experiment)
-    usable = [result for result in evidence if result[kind]]
+    # How far splits are apart speaks of labels and sizes alone: where images differ, too, is a question of its own.
+    looks = _told(experiment.partition).startswith(_DOMAINS)
+    usable = [result for result in evidence if result[kind] and result["partition"].startswith(_DOMAINS) == looks]
     notes = [
         f"Your split: label entropy {mine['label_entropy']:.2f} bits of {math.log2(max(mine['classes'], 2)):.2f}, "
         f"size Gini {mine['size_gini']:.2f}, EMD {mine['distance']:.2f} (0 to 2)."
@@ -154,6 +156,9 @@ def recommend(
     untried = sorted(set(ALGORITHMS) - {name for result in near for name in result[kind]})
     notes.append(f"No evidence on such a split: {', '.join(untried)}.")
     return Recommendation(mine, kind, advice, notes)
+
+
+_DOMAINS = "domains"
 
 
 def _setting(result: Mapping[str, Any], mine: Mapping[str, float]) -> str:
