@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedlens.core.errors import BadInput
 from fedlens.core.network import Network
 from fedlens.core.rng import seeded
 from fedlens.core.tree import Tree
@@ -43,15 +45,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--model", default="resnet20")
+    parser.add_argument("--data", default="cifar10", choices=DATASETS)
     parser.add_argument("--images", type=int, default=4000)
     parser.add_argument("--epochs", type=int, nargs=2, default=(8, 3), help="at lr 0.02, then at 0.005")
     parser.add_argument("--episodes", type=int, nargs=2, default=(30, 10), help="of the first search and of four more")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(asked.seed)
-    mine, test = client(asked.seed, asked.images)
+    try:
+        mine, test = client(asked.data, asked.seed, asked.images)
+    except BadInput as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
     with seeded(0):
-        net = Network(model_named(asked.model).build(10, 3, 32))
+        net = Network(model_named(asked.model).build(10, *mine[0].shape[1:3]))
     for epochs, rate in zip(asked.epochs, (0.02, 0.005), strict=True):
         trained(net.module, mine, epochs, rate)
     whole = accuracy(net.module, test)
@@ -73,8 +80,8 @@ def main() -> None:
         print(json.dumps({"choice": name, **{key: round(value, 3) for key, value in row.items()}}), flush=True)
 
 
-def client(seed: int, images: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    data, draw = DATASETS["cifar10"]().load(), np.random.default_rng(seed)
+def client(name: str, seed: int, images: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    data, draw = DATASETS[name]().load(), np.random.default_rng(seed)
     mix = draw.dirichlet([0.25] * 10)
 
     def part(among: Tensor, count: int) -> tuple[Tensor, Tensor]:
