@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json as json_module
 import math
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -48,6 +49,23 @@ Version = Annotated[
 ]
 
 
+class _Once(typer.core.TyperCommand):
+    """An option that is there twice is a slip: the parser would take the last and say nothing."""
+
+    def parse_args(self, ctx, args):
+        words = [word.partition("=")[0] for word in args]
+        for option in self.params:
+            one = not getattr(option, "multiple", True) and not getattr(option, "is_flag", False)
+            if one and sum(words.count(name) for name in option.opts) > 1:
+                from .core.errors import BadInput
+
+                raise BadInput(f"{option.opts[0]} is there twice: write it once, and a list with commas")
+        return super().parse_args(ctx, args)
+
+
+_command = functools.partial(app.command, cls=_Once)
+
+
 @app.callback()
 def about(version: Version = False) -> None:
     pass
@@ -69,7 +87,7 @@ def _split(words: list[str] | None) -> tuple[str | None, list[str]]:
     return (files[0] if files else None), [word for word in words or () if _is_setting(word)]
 
 
-@app.command(context_settings={"ignore_unknown_options": True})
+@_command(context_settings={"ignore_unknown_options": True})
 def run(
     words: Words = None,
     keys: Annotated[bool, typer.Option("--keys", help="Only print every key with its value, and the names.")] = False,
@@ -102,7 +120,7 @@ def _print_keys(experiment: Any) -> None:
         print(f"\n{key}= may be {', '.join(sorted(names))}")
 
 
-@app.command()
+@_command()
 def resume(
     run: Annotated[str, typer.Argument(help="The run's folder.")],
     words: Annotated[list[str] | None, typer.Argument(metavar="[key=value ...]", show_default=False)] = None,
@@ -114,7 +132,7 @@ def resume(
     _closing(_watched(json, lambda watcher: simulate.resume(run, tuple(words or ()), watcher=watcher)), json)
 
 
-@app.command()
+@_command()
 def describe(
     algorithm: Annotated[str, typer.Argument(help="A method's name, such as scaffold.")],
     words: Annotated[list[str] | None, typer.Argument(metavar="[key=value ...]", show_default=False)] = None,
@@ -165,7 +183,7 @@ def describe(
         )
 
 
-@app.command()
+@_command()
 def diff(a: str, b: str, json: Json = False) -> None:
     """Whether two runs are the same to the bit: weights, client memories, metrics without timings. Exit code 0 or 1."""
     from .diff import differences
@@ -180,7 +198,7 @@ def diff(a: str, b: str, json: Json = False) -> None:
     raise typer.Exit(1 if found else 0)
 
 
-@app.command(context_settings={"ignore_unknown_options": True})
+@_command(context_settings={"ignore_unknown_options": True})
 def explain(
     words: Annotated[list[str] | None, typer.Argument(metavar="[RUN ...] [key=value ...]", show_default=False)] = None,
     weights: Annotated[str, typer.Option(help="A safetensors file, when there is no run.")] = "",
@@ -255,7 +273,7 @@ def _clients(run: str, text: str) -> list[int]:
     return [names.number(part.strip()) for part in text.split(",") if part.strip()]
 
 
-@app.command()
+@_command()
 def clients(
     runs: Annotated[list[str], typer.Argument(metavar="RUN ...", show_default=False)],
     confusion: Annotated[str, typer.Option(metavar="CLIENT", help="Also its confusion matrix; number or name.")] = "",
@@ -315,7 +333,7 @@ def clients(
     print(*drawn, sep="\n")
 
 
-@app.command("time")
+@_command("time")
 def time_on_devices(
     runs: Annotated[list[str], typer.Argument(metavar="RUN ... [devices.KEY=VALUE ...]", show_default=False)],
     devices: Annotated[str, typer.Option(help="phone, hospital or iot.")] = "phone",
@@ -350,7 +368,7 @@ def time_on_devices(
     _say_json({"devices": config.plain(profile), "runs": rows}) if json else _print_rows(rows)
 
 
-@app.command()
+@_command()
 def bench(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     repeats: Annotated[int, typer.Option(min=1, help="Rounds in each of three timed series.")] = 3,
@@ -386,7 +404,7 @@ def bench(
     _print_rows([{short: row[name] for name, short in columns.items()} for row in rows])
 
 
-@app.command(context_settings={"ignore_unknown_options": True})
+@_command(context_settings={"ignore_unknown_options": True})
 def compare(
     words: Annotated[
         list[str] | None,
@@ -433,7 +451,7 @@ def compare(
     raise typer.Exit(0 if found.complete else 1)
 
 
-@app.command(context_settings={"ignore_unknown_options": True})
+@_command(context_settings={"ignore_unknown_options": True})
 def recommend(
     words: Words = None,
     runs: Annotated[str, typer.Option(help="A comparison of your own, as evidence beside ours.")] = "",
@@ -459,13 +477,15 @@ def recommend(
     print("\n".join(found.notes))
 
 
-@app.command()
+@_command()
 def reproduce(
     words: Annotated[
         list[str] | None, typer.Argument(metavar="[PAPER/WHAT] [key=value ...]", show_default=False)
     ] = None,
-    rows: Annotated[str, typer.Option(help="Such as fedavg,fedsls; without it all.")] = "",
-    columns: Annotated[str, typer.Option(help="Such as cifar10 or cifar10/0.05,cifar10/0.1; without it all.")] = "",
+    rows: Annotated[list[str] | None, typer.Option(help="Such as fedavg,fedsls; without it all.")] = None,
+    columns: Annotated[
+        list[str] | None, typer.Option(help="Such as cifar10 or cifar10/0.05,cifar10/0.1; without it all.")
+    ] = None,
     seeds: Annotated[str, typer.Option(help="How many, such as 3, or which, such as 0,1,2.")] = "1",
     images: Annotated[int, typer.Option(min=0, help="That a figure looks at; 0: as many as the paper.")] = 0,
     out: Annotated[str, typer.Option(help="Where runs, tables and pictures go.")] = "reproduced",
@@ -497,7 +517,7 @@ def reproduce(
         drawn = [str(path) for path in asked.draw(settings, images or asked.images, place / name)]
         _say_json({"files": drawn}) if json else print("\n".join(drawn))
         return
-    chosen_rows, chosen_columns = ([part for part in text.split(",") if part] for text in (rows, columns))
+    chosen_rows, chosen_columns = _listed(rows, asked.rows), _listed(columns, asked.columns)
     wanted = seeds_of(seeds)
     if dry_run:
         cells = checked(asked, chosen_rows, chosen_columns, settings)
@@ -526,7 +546,13 @@ def reproduce(
     raise typer.Exit(1 if table.failures else 0)
 
 
-@app.command()
+def _listed(texts: list[str] | None, known: Container[str]) -> list[str]:
+    """Names with commas between them; some have a comma themselves."""
+    parts = ([text] if text in known else text.split(",") for text in texts or ())
+    return [part.strip() for some in parts for part in some if part.strip()]
+
+
+@_command()
 def audit(
     run: Annotated[str, typer.Argument(help="The folder of a run with transcript=MiB.")],
     attacks: Annotated[str, typer.Option(help="Such as loss,lira,gradients,labels; without it all that apply.")] = "",
@@ -574,7 +600,7 @@ def audit(
     print(f"{found.run}/audit.md, pictures in {found.run}/figures; {found.seconds:.1f} s")
 
 
-@app.command()
+@_command()
 def report(
     runs: Annotated[list[str], typer.Argument(metavar="RUN ...", show_default=False, help="Runs, or folders of them.")],
     out: Annotated[str, typer.Option(help="The HTML file; without it report.html beside the runs.")] = "",
@@ -588,7 +614,7 @@ def report(
     _say_json({"report": str(written), "bytes": written.stat().st_size}) if json else print(written)
 
 
-@app.command()
+@_command()
 def ui(
     folder: Annotated[str, typer.Argument(help="Where runs are, or one of them.")] = "runs",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8765,
