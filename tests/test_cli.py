@@ -900,6 +900,17 @@ def test_a_long_round_shows_how_many_clients_have_answered(monkeypatch):
         assert task.description == f"round 5/9, {answered} of 3 clients" and task.completed == 4 + answered / 4
 
 
+def test_other_long_work_says_how_far_it_is(monkeypatch, capsys):
+    now = [0.0]
+    monkeypatch.setattr(panel.time, "monotonic", lambda: now[0])
+    for _ in panel.counted(range(7), "sub-models"):
+        now[0] += 11
+    out, err = capsys.readouterr()
+    assert err.splitlines() == ["sub-models: 3 of 7", "sub-models: 6 of 7"] and not out
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert list(panel.counted([3, 5], "sub-models")) == [3, 5] and "sub-models" in capsys.readouterr().err
+
+
 def test_a_terminal_shows_no_panel_for_what_never_began(finished, nursery):
     code, text = terminal(nursery, "run", *TINY, "out=run", cwd=finished.parent)
     assert code == 2 and len(on_screen(text)) == 1 and on_screen(text)[0].startswith("fedlens: run already holds a run")

@@ -100,8 +100,11 @@ BAD = {
     "flat": (dict(x=pixels(6, 16), y=ONE), ["images of shape (6, 16)"]),
     "two channels": (dict(x=pixels(6, 4, 4, 2), y=ONE), ["images of shape (6, 4, 4, 2)"]),
     "integers": (dict(x=np.ones((6, 4, 4), int), y=ONE), ["must be bytes (uint8) or floats in [0, 1]"]),
-    "large floats": (dict(x=np.full((6, 4, 4), 3.0), y=ONE), ["floats in [0, 1]"]),
-    "not a number": (dict(x=np.full((6, 4, 4), np.nan), y=ONE), ["floats in [0, 1]"]),
+    "large floats": (dict(x=np.full((6, 4, 4), 3.0), y=ONE), ["floats in [0, 1]; these go from 3 to 3"]),
+    "not a number": (
+        dict(x=np.stack([np.full((4, 4), np.nan), *np.ones((5, 4, 4))]), y=ONE),
+        ["floats in [0, 1]; in 1 of 6 some are not numbers (NaN) or infinite"],
+    ),
     "pickled": (dict(x=np.array([None] * 6), y=ONE), ["not a readable .npz file of plain arrays"]),
     "no images": (dict(x=pixels(0, 4, 4), y=ONE[:0]), ["npz has no training images"]),
     "sizes": (

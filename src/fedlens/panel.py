@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import TextIO, TypeVar
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.panel import Panel
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, Progress, TextColumn, track
 from rich.table import Table
 from rich.text import Text
 
 from . import simulate
 from .experiment import Experiment
 
+T = TypeVar("T")
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -134,6 +136,19 @@ class LivePanel:
             return ""
         seconds = (progress.seconds - self.start[1]) / done * (progress.rounds - progress.round)
         return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def counted(items: Collection[T], what: str) -> Iterator[T]:
+    """The same items; on standard error how many are done: a bar in a terminal, else a line every half minute."""
+    if sys.stderr.isatty():
+        yield from track(items, what, console=Console(stderr=True), transient=True)
+        return
+    said = time.monotonic()
+    for done, item in enumerate(items):
+        if time.monotonic() - said > PATIENCE:
+            said = time.monotonic()
+            print(f"{what}: {done} of {len(items)}", file=sys.stderr, flush=True)
+        yield item
 
 
 def headline(experiment: Experiment, folder: Path, round: int) -> str:

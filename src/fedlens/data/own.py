@@ -59,8 +59,13 @@ def as_images(x: np.ndarray, path: Path) -> np.ndarray:
         )
     if x.dtype == np.uint8:
         return x
-    if not np.issubdtype(x.dtype, np.floating) or not (np.isfinite(x) & (x >= 0) & (x <= 1)).all():
-        raise BadInput(f"{path}: images must be bytes (uint8) or floats in [0, 1], not other {x.dtype} numbers")
+    wanted = f"{path}: images must be bytes (uint8) or floats in [0, 1]"
+    if not np.issubdtype(x.dtype, np.floating):
+        raise BadInput(f"{wanted}, not {x.dtype}")
+    if odd := int((~np.isfinite(x)).reshape(len(x), -1).any(axis=1).sum()):
+        raise BadInput(f"{wanted}; in {odd} of {len(x)} some are not numbers (NaN) or infinite")
+    if ((x < 0) | (x > 1)).any():
+        raise BadInput(f"{wanted}; these go from {x.min():g} to {x.max():g}")
     return np.round(x * 255).astype(np.uint8)
 
 

@@ -25,6 +25,7 @@ from ..core.tree import Tree
 from ..core.wire import header
 from ..engines.sequential import Sequential, tuned
 from ..explain_rounds import newest
+from ..panel import counted
 from ..runs import Checkpoint, RunFolder
 from ..selection.graph import layer_graph
 from ..selection.pruning import Costs, Kept, settled, sliced, unpacked
@@ -214,7 +215,7 @@ def sub_models(path: str | Path, batch: int = 32, repeats: int = 9, epochs: int 
     weights = first | checkpoint.state.model.map(lambda leaf: leaf.to(device))
     costs, uploads, dense, found = Costs.of(net, x[:1]), _uploads(folder, checkpoint.round), _dense(checkpoint), []
     whole = sliced(net, weights, {})
-    for client, memory in folder.client_memories(checkpoint.round).items():
+    for client, memory in counted(folder.client_memories(checkpoint.round).items(), "sub-models"):
         kept = unpacked(memory.selection.kept, layers)
         smaller = sliced(net, weights, costs.computed(kept))
         with run.at_work():

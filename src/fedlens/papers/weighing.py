@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from ..core.tree import Tree
 from ..engines.lanes import Lanes
 from ..engines.sequential import Sequential
 from ..experiment import Experiment
+from ..panel import counted
 
 _ONLY_FEDSLS = "algorithm: clients look at their images before the first round under fedsls alone"
 
@@ -96,9 +97,9 @@ def some_clients(federation: Federation, count: int = 4) -> list[int]:
     return list(dict.fromkeys(by_size[len(by_size) * part // (count + 1)] for part in range(1, count + 1)))
 
 
-def copies(experiment: Experiment, net: Network, federation: Federation, clients: Iterable[int]) -> dict[int, Tree]:
+def copies(experiment: Experiment, net: Network, federation: Federation, clients: Collection[int]) -> dict[int, Tree]:
     """The weights that these clients looked at their images with before the first round, made again and kept."""
-    return {number: copy(experiment, net, federation, number)[1] for number in clients}
+    return {number: copy(experiment, net, federation, number)[1] for number in counted(clients, "clients that train")}
 
 
 def copy(experiment: Experiment, net: Network, federation: Federation, number: int) -> tuple[Client, Tree]:
@@ -121,7 +122,7 @@ def weights_by_switch(
         raise BadInput(_ONLY_FEDSLS)
     examples = {number: float(len(owned)) for number, owned in federation.train.items()}
     totals: dict[str, dict[int, float]] = {name: {} for name in ways}
-    for number, owned in federation.train.items():
+    for number, owned in counted(federation.train.items(), "clients that look at their images"):
         order = torch.randperm(len(owned), generator=generator(key(experiment.seed, "figure", number)))
         looked_at = Shard(federation.data, owned[order[: images or None].to(owned.device)])
         trained: dict[int, tuple[Client, Tree]] = {}  # by epochs: nothing else of a way to look changes the copy
