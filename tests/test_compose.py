@@ -4,16 +4,22 @@ from dataclasses import replace
 
 import pytest
 
-from fedlens.algorithms import PSE, SPATL, FedAvg, FedDISCO, FedSLS, FedXDS, Scaffold
+from fedlens.algorithms import PSE, SPATL, FedAvg, FedDISCO, FedDyn, FedSAM, FedSLS, FedXDS, Scaffold
 from fedlens.core.algorithm import Errand
+from fedlens.core.cohort import Uniform
 from fedlens.core.errors import BadInput
+from fedlens.core.run import run
 from fedlens.core.tree import Tree
-from small import same
-from test_fedxds import After, carried_out
+from fedlens.engines.sequential import Sequential
+from small import PLAN, same
+from test_fedxds import After, colours, owners
 
 OWN_HEADS = PSE(attention="self", xi=0.5, tap="conv")  # the small network has no attention
 SHARING = FedXDS(warmup_rounds=2, warmup_epochs=1)
 BASES = {
+    "feddyn": FedDyn(),
+    "fedsam": FedSAM(),
+    "fedsls": FedSLS(pretrain_epochs=1),
     "fedsls over scaffold": FedSLS(Scaffold(), pretrain_epochs=1),
     "fedsls over spatl": FedSLS(SPATL(episodes=2), pretrain_epochs=1),
     "feddisco": FedDISCO(),
@@ -21,17 +27,32 @@ BASES = {
 }
 
 
+class Finished:
+    """A run, and what is left of it: the server's state, rounds, the last replies, what clients keep."""
+
+    def __init__(self, recipe):
+        net, replies = colours(), []
+        engine = Sequential(net, owners(), checked=True)
+        server = run(recipe, net, engine, replace(PLAN, cohort=Uniform(2)), observe=lambda *seen: replies.append(seen))
+        self.state, self.rounds, self.replies = server.state, server.round, replies[-1][2]
+        self.kept = [engine.memories.get(client) for client in range(3)]
+
+    def uploads(self):
+        return [reply.upload for reply in self.replies]
+
+
 @pytest.mark.parametrize("name", BASES)
 def test_fedxds_over_it_without_weight_is_its_base_to_the_bit(name):
     """Warm-up, exchange and shared objective touch nothing else: weights, controls, private heads and agents."""
     recipe = replace(SHARING, base=BASES[name], lam=0)
-    found, seen = carried_out(recipe)
-    before = len(seen) - len(carried_out(BASES[name])[1])
-    plain, expected = carried_out(After(BASES[name], before))
+    found, alone = Finished(recipe), Finished(BASES[name])
+    weighs = "fedsls" in name  # once for the warm-up, once for what begins afresh
+    assert found.rounds == 2 + weighs + 1 + alone.rounds
+    plain = Finished(After(BASES[name], found.rounds - alone.rounds))
     assert same(Tree({k: v for k, v in found.state.items() if k != "shared"}), plain.state)
-    assert all(same(a.upload, b.upload) for a, b in zip(seen[-1][1], expected[-1][1], strict=True))
-    moved, _ = carried_out(replace(recipe, lam=0.5))
-    assert not same(moved.state.model, plain.state.model)
+    assert all(map(same, found.uploads(), plain.uploads()))
+    assert all(map(same, found.kept, plain.kept))
+    assert not same(Finished(replace(recipe, lam=0.5)).state.model, plain.state.model)
 
 
 class Idle:
@@ -56,12 +77,14 @@ class Idle:
     ids=["pse", "spatl", "fedxds"],
 )
 def test_fedsls_over_it_with_its_own_weights_is_its_base(base, weights):
-    """The round in which everybody looks at its images leaves nothing but numbers."""
-    weighed, _ = carried_out(FedSLS(base, pretrain_epochs=1, blend=1.0, blend_with=weights))
-    plain, _ = carried_out(Idle(base))
+    """The round in which everybody looks at its images leaves nothing but numbers, and these decide all later ones."""
+    weighed = Finished(FedSLS(base, pretrain_epochs=1, blend=1.0, blend_with=weights))
+    plain = Finished(Idle(base))
     assert far(weighed.state.model, plain.state.model) < 1e-12
-    by_saliency, _ = carried_out(FedSLS(base, pretrain_epochs=1))
-    assert far(by_saliency.state.model, plain.state.model) > 1e-4
+    by_saliency = Finished(FedSLS(base, pretrain_epochs=1))
+    assert far(by_saliency.state.model, plain.state.model) > 1e-4 and int(by_saliency.state.fallbacks) == 0
+    saliency = [by_saliency.kept[reply.client].saliency.total for reply in by_saliency.replies]
+    assert [float(u.weight) for u in by_saliency.uploads()] == [float(total) for total in saliency]
 
 
 def far(a: Tree, b: Tree) -> float:
@@ -71,4 +94,4 @@ def far(a: Tree, b: Tree) -> float:
 def test_two_networks_at_once_cannot_share():
     for base in (OWN_HEADS, FedSLS(OWN_HEADS)):
         with pytest.raises(BadInput, match="cannot be pse, which asks two networks about the same images; fedper or"):
-            carried_out(FedXDS(base))
+            Finished(FedXDS(base))

@@ -106,6 +106,7 @@ BAD = {
         ["floats in [0, 1]; in 1 of 6 some are not numbers (NaN) or infinite"],
     ),
     "pickled": (dict(x=np.array([None] * 6), y=ONE), ["not a readable .npz file of plain arrays"]),
+    "no images, as numbers": (dict(x=np.zeros((0, 4, 4)), y=ONE[:0]), ["npz has no training images"]),
     "no images": (dict(x=pixels(0, 4, 4), y=ONE[:0]), ["npz has no training images"]),
     "sizes": (
         dict(x_train=pixels(6, 4, 4), y_train=ONE, x_test=pixels(6, 5, 5), y_test=ONE),

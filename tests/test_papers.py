@@ -290,10 +290,17 @@ def test_the_command(tmp_path, monkeypatch, capsys):
         fedlens("fedsls/tabel1")
     with pytest.raises(BadInput, match="--rows, --columns and --dry-run are for tables"):
         fedlens("fedsls/figure3", "--rows", "fedavg")
-    with pytest.raises(BadInput, match="--seeds is there twice: write it once, and a list with commas"):
+    with pytest.raises(BadInput, match="--seeds is there twice: write it once, and several values with commas"):
         fedlens("fedsls/table1", "--seeds", "0", "--seeds=1")
-    several = ["--rows", "fedxds, uniform", "--rows", "fedavg,fedsls", "--columns", "cifar10/K10/0.1", "--dry-run"]
-    assert len(fedlens("compose/cifar10", *several, "--dry-run").splitlines()) == 3
+    fedlens("--seeds", "0", "--seeds=1", "--help")
+    where = ["--columns", "cifar10/K10/0.1", "--dry-run"]
+    for rows in (["fedxds, uniform", "fedavg,fedsls"], [" fedsls, fedxds, uniform,fedavg, "]):
+        said = fedlens("compose/cifar10", *(word for row in rows for word in ("--rows", row)), *where)
+        algorithms = [config.read(None, shlex.split(line)[2:]) for line in said.splitlines()]
+        assert [type(e.algorithm).__name__ for e in algorithms] == ["FedAvg", "FedSLS", "FedXDS"]
+        assert [e.weighting for e in algorithms] == ["auto", "auto", "uniform"]
+    with pytest.raises(BadInput, match="--rows ' , ' names nothing"):
+        fedlens("compose/cifar10", "--rows", " , ")
     words = [word for word in SMALL if not word.startswith("evaluate.last")]
     which = ["fedsls/table1", "--rows", "fedavg,uniform", "--columns", "cifar10/0.1", *words]
     commands = fedlens(*which, "--dry-run").splitlines()

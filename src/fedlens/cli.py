@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import json as json_module
 import math
 import os
 import shlex
 import sys
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 import typer.core
 
+from .command import Command
 from .flower.commands import deploy
 
 typer.core.HAS_RICH = False  # help is plain text: brackets escaped for rich would show as \[default: 1]
@@ -49,23 +49,6 @@ Version = Annotated[
 ]
 
 
-class _Once(typer.core.TyperCommand):
-    """An option that is there twice is a slip: the parser would take the last and say nothing."""
-
-    def parse_args(self, ctx, args):
-        words = [word.partition("=")[0] for word in args]
-        for option in self.params:
-            one = not getattr(option, "multiple", True) and not getattr(option, "is_flag", False)
-            if one and sum(words.count(name) for name in option.opts) > 1:
-                from .core.errors import BadInput
-
-                raise BadInput(f"{option.opts[0]} is there twice: write it once, and a list with commas")
-        return super().parse_args(ctx, args)
-
-
-_command = functools.partial(app.command, cls=_Once)
-
-
 @app.callback()
 def about(version: Version = False) -> None:
     pass
@@ -87,7 +70,7 @@ def _split(words: list[str] | None) -> tuple[str | None, list[str]]:
     return (files[0] if files else None), [word for word in words or () if _is_setting(word)]
 
 
-@_command(context_settings={"ignore_unknown_options": True})
+@app.command(context_settings={"ignore_unknown_options": True}, cls=Command)
 def run(
     words: Words = None,
     keys: Annotated[bool, typer.Option("--keys", help="Only print every key with its value, and the names.")] = False,
@@ -120,7 +103,7 @@ def _print_keys(experiment: Any) -> None:
         print(f"\n{key}= may be {', '.join(sorted(names))}")
 
 
-@_command()
+@app.command(cls=Command)
 def resume(
     run: Annotated[str, typer.Argument(help="The run's folder.")],
     words: Annotated[list[str] | None, typer.Argument(metavar="[key=value ...]", show_default=False)] = None,
@@ -132,7 +115,7 @@ def resume(
     _closing(_watched(json, lambda watcher: simulate.resume(run, tuple(words or ()), watcher=watcher)), json)
 
 
-@_command()
+@app.command(cls=Command)
 def describe(
     algorithm: Annotated[str, typer.Argument(help="A method's name, such as scaffold.")],
     words: Annotated[list[str] | None, typer.Argument(metavar="[key=value ...]", show_default=False)] = None,
@@ -183,7 +166,7 @@ def describe(
         )
 
 
-@_command()
+@app.command(cls=Command)
 def diff(a: str, b: str, json: Json = False) -> None:
     """Whether two runs are the same to the bit: weights, client memories, metrics without timings. Exit code 0 or 1."""
     from .diff import differences
@@ -198,7 +181,7 @@ def diff(a: str, b: str, json: Json = False) -> None:
     raise typer.Exit(1 if found else 0)
 
 
-@_command(context_settings={"ignore_unknown_options": True})
+@app.command(context_settings={"ignore_unknown_options": True}, cls=Command)
 def explain(
     words: Annotated[list[str] | None, typer.Argument(metavar="[RUN ...] [key=value ...]", show_default=False)] = None,
     weights: Annotated[str, typer.Option(help="A safetensors file, when there is no run.")] = "",
@@ -273,7 +256,7 @@ def _clients(run: str, text: str) -> list[int]:
     return [names.number(part.strip()) for part in text.split(",") if part.strip()]
 
 
-@_command()
+@app.command(cls=Command)
 def clients(
     runs: Annotated[list[str], typer.Argument(metavar="RUN ...", show_default=False)],
     confusion: Annotated[str, typer.Option(metavar="CLIENT", help="Also its confusion matrix; number or name.")] = "",
@@ -333,7 +316,7 @@ def clients(
     print(*drawn, sep="\n")
 
 
-@_command("time")
+@app.command("time", cls=Command)
 def time_on_devices(
     runs: Annotated[list[str], typer.Argument(metavar="RUN ... [devices.KEY=VALUE ...]", show_default=False)],
     devices: Annotated[str, typer.Option(help="phone, hospital or iot.")] = "phone",
@@ -368,7 +351,7 @@ def time_on_devices(
     _say_json({"devices": config.plain(profile), "runs": rows}) if json else _print_rows(rows)
 
 
-@_command()
+@app.command(cls=Command)
 def bench(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     repeats: Annotated[int, typer.Option(min=1, help="Rounds in each of three timed series.")] = 3,
@@ -404,7 +387,7 @@ def bench(
     _print_rows([{short: row[name] for name, short in columns.items()} for row in rows])
 
 
-@_command(context_settings={"ignore_unknown_options": True})
+@app.command(context_settings={"ignore_unknown_options": True}, cls=Command)
 def compare(
     words: Annotated[
         list[str] | None,
@@ -451,7 +434,7 @@ def compare(
     raise typer.Exit(0 if found.complete else 1)
 
 
-@_command(context_settings={"ignore_unknown_options": True})
+@app.command(context_settings={"ignore_unknown_options": True}, cls=Command)
 def recommend(
     words: Words = None,
     runs: Annotated[str, typer.Option(help="A comparison of your own, as evidence beside ours.")] = "",
@@ -477,7 +460,7 @@ def recommend(
     print("\n".join(found.notes))
 
 
-@_command()
+@app.command(cls=Command)
 def reproduce(
     words: Annotated[
         list[str] | None, typer.Argument(metavar="[PAPER/WHAT] [key=value ...]", show_default=False)
@@ -517,7 +500,7 @@ def reproduce(
         drawn = [str(path) for path in asked.draw(settings, images or asked.images, place / name)]
         _say_json({"files": drawn}) if json else print("\n".join(drawn))
         return
-    chosen_rows, chosen_columns = _listed(rows, asked.rows), _listed(columns, asked.columns)
+    chosen_rows, chosen_columns = _listed("--rows", rows, asked.rows), _listed("--columns", columns, asked.columns)
     wanted = seeds_of(seeds)
     if dry_run:
         cells = checked(asked, chosen_rows, chosen_columns, settings)
@@ -546,13 +529,23 @@ def reproduce(
     raise typer.Exit(1 if table.failures else 0)
 
 
-def _listed(texts: list[str] | None, known: Container[str]) -> list[str]:
-    """Names with commas between them; some have a comma themselves."""
-    parts = ([text] if text in known else text.split(",") for text in texts or ())
-    return [part.strip() for some in parts for part in some if part.strip()]
+def _listed(option: str, texts: list[str] | None, known: Iterable[str]) -> list[str]:
+    """Names with commas between them, where a name may have a comma itself: the longest that is known is meant."""
+    from .core.errors import BadInput
+
+    found, longest_first = [], sorted(known, key=len, reverse=True)
+    for text in texts or ():
+        rest = text.strip(", ")
+        if not rest:
+            raise BadInput(f"{option} {text!r} names nothing")
+        while rest:
+            whole = next((name for name in longest_first if f"{rest},".startswith(f"{name},")), rest.partition(",")[0])
+            found.append(whole.strip())
+            rest = rest[len(whole) :].lstrip(", ")
+    return found
 
 
-@_command()
+@app.command(cls=Command)
 def audit(
     run: Annotated[str, typer.Argument(help="The folder of a run with transcript=MiB.")],
     attacks: Annotated[str, typer.Option(help="Such as loss,lira,gradients,labels; without it all that apply.")] = "",
@@ -600,7 +593,7 @@ def audit(
     print(f"{found.run}/audit.md, pictures in {found.run}/figures; {found.seconds:.1f} s")
 
 
-@_command()
+@app.command(cls=Command)
 def report(
     runs: Annotated[list[str], typer.Argument(metavar="RUN ...", show_default=False, help="Runs, or folders of them.")],
     out: Annotated[str, typer.Option(help="The HTML file; without it report.html beside the runs.")] = "",
@@ -614,7 +607,7 @@ def report(
     _say_json({"report": str(written), "bytes": written.stat().st_size}) if json else print(written)
 
 
-@_command()
+@app.command(cls=Command)
 def ui(
     folder: Annotated[str, typer.Argument(help="Where runs are, or one of them.")] = "runs",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8765,
@@ -637,7 +630,7 @@ app.add_typer(data_app, name="data")
 app.add_typer(deploy, name="deploy")
 
 
-@data_app.command("list")
+@data_app.command("list", cls=Command)
 def data_list(json: Json = False) -> None:
     """Every data set and where it was found, and every partition."""
     from .data.show import list_rows
@@ -651,7 +644,7 @@ def data_list(json: Json = False) -> None:
     print("`fedlens data get NAME` says what to fetch and where to put it")
 
 
-@data_app.command("get")
+@data_app.command("get", cls=Command)
 def data_get(name: str, json: Json = False) -> None:
     """Fetch and decode a data set into the cache."""
     from .data.show import get
@@ -660,7 +653,7 @@ def data_get(name: str, json: Json = False) -> None:
     _say_json(row) if json else _print_rows([row])
 
 
-@data_app.command("check")
+@data_app.command("check", cls=Command)
 def data_check(
     names: Annotated[list[str] | None, typer.Argument(show_default=False)] = None, json: Json = False
 ) -> None:
@@ -672,7 +665,7 @@ def data_check(
     raise typer.Exit(1 if any(row["state"] == "damaged" for row in rows) else 0)
 
 
-@data_app.command("show")
+@data_app.command("show", cls=Command)
 def data_show(
     words: Words = None, out: Annotated[str, typer.Option(help="The picture.")] = "split.png", json: Json = False
 ) -> None:

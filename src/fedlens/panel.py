@@ -139,7 +139,7 @@ class LivePanel:
 
 
 def counted(items: Collection[T], what: str) -> Iterator[T]:
-    """The same items; on standard error how many are done: a bar in a terminal, else a line every half minute."""
+    """The same items; how many are done on standard error: a bar in a terminal, else a line after half a minute."""
     if sys.stderr.isatty():
         yield from track(items, what, console=Console(stderr=True), transient=True)
         return

@@ -115,8 +115,9 @@ def recommend(
         f"Your split: label entropy {mine['label_entropy']:.2f} bits of {math.log2(max(mine['classes'], 2)):.2f}, "
         f"size Gini {mine['size_gini']:.2f}, EMD {mine['distance']:.2f} (0 to 2)."
     ]
-    near = sorted(
-        (result for result in usable if apart(mine, result["skew"]) <= NEAR), key=lambda r: apart(mine, r["skew"])
+    near = sorted(  # of the same split, first what has most seeds, then most methods
+        (result for result in usable if apart(mine, result["skew"]) <= NEAR),
+        key=lambda r: (apart(mine, r["skew"]), -r["seeds"], -len(r[kind])),
     )
     if not near:
         notes.append(f"We have no evidence for a {kind} model on a split like this: nothing is recommended.")
@@ -150,7 +151,7 @@ def recommend(
         notes.append("With fewer than three seeds this is a hint where to begin, no ranking.")
     for other in near[1:]:
         order = sorted(other[kind], key=lambda name: -other[kind][name])
-        notes.append(f"Also near: {other['source']}, {other['data']} {other['partition']}: {', '.join(order)}.")
+        notes.append(f"Also near: {_what(other)}: {', '.join(order)}.")
     if best["data"] != config.plain(experiment.data)["is"]:
         notes.append(f"It is of {best['data']}, not of your data: how hard the images are changes the order, too.")
     untried = sorted(set(ALGORITHMS) - {name for result in near for name in result[kind]})
@@ -162,10 +163,13 @@ _DOMAINS = "domains"
 
 
 def _setting(result: Mapping[str, Any], mine: Mapping[str, float]) -> str:
+    return f"{_what(result)}; {apart(mine, result['skew']):.2f} from your split, where {NEAR:g} is too far."
+
+
+def _what(result: Mapping[str, Any]) -> str:
     return (
         f"{result['source']}: {result['data']}, {result['clients']} clients, {result['partition']}, {result['model']}, "
-        f"{result['rounds']} rounds, {result['seeds']} seed{'s' * (result['seeds'] > 1)}; "
-        f"{apart(mine, result['skew']):.2f} from your split, where {NEAR:g} is too far."
+        f"{result['rounds']} rounds, {result['seeds']} seed{'s' * (result['seeds'] > 1)}"
     )
 
 

@@ -62,7 +62,7 @@ def as_images(x: np.ndarray, path: Path) -> np.ndarray:
     wanted = f"{path}: images must be bytes (uint8) or floats in [0, 1]"
     if not np.issubdtype(x.dtype, np.floating):
         raise BadInput(f"{wanted}, not {x.dtype}")
-    if odd := int((~np.isfinite(x)).reshape(len(x), -1).any(axis=1).sum()):
+    if odd := int((~np.isfinite(x)).any(axis=(1, 2, 3)).sum()):
         raise BadInput(f"{wanted}; in {odd} of {len(x)} some are not numbers (NaN) or infinite")
     if ((x < 0) | (x > 1)).any():
         raise BadInput(f"{wanted}; these go from {x.min():g} to {x.max():g}")
