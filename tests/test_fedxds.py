@@ -12,6 +12,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fedlens
+import fedlens.algorithms.fedxds as fedxds_module
 from fedlens import config, simulate
 from fedlens.algorithms import PSE, FedAvg, FedDecorr, FedPer, FedProx, FedXDS, FineTuned, Scaffold
 from fedlens.algorithms.fedxds import BOUNDED, FIG2C, METRIC, OFFICIAL, PAPER, Exchange
@@ -245,6 +246,31 @@ def test_the_server_puts_together_what_clients_gave():
         own = owners().train[client].tolist()
         matches = [next(i for i in own if torch.equal(plain.x[i], image)) for image in raw]
         assert len(set(matches)) == len(matches) and torch.equal(gift.y.long(), data.y[matches])
+
+
+@pytest.mark.parametrize(
+    "by",
+    [
+        SHORT,
+        replace(SHORT, mask_source="class", accounting="metric"),
+        replace(SHORT, attribution="random"),
+        replace(SHORT, target="batch_labels", attribution="inputxgrad"),
+    ],
+    ids=["lrp", "class", "random", "batch labels"],
+)
+def test_blocks_that_are_attributed_together_are_masked_and_noised_alone(by, monkeypatch):
+    asked = []
+    attribute_ = fedxds_module.attribute
+    monkeypatch.setattr(fedxds_module, "attribute", lambda *a, **o: asked.append(len(a[3])) or attribute_(*a, **o))
+    monkeypatch.setattr(fedxds_module, "_BLOCK", 3)
+    apart = carried_out(by)[0].state.shared
+    each = len(asked)
+    monkeypatch.setattr(fedxds_module, "_TOGETHER", {"cpu": 2})
+    together = carried_out(by)[0].state.shared
+    assert torch.equal(apart.y, together.y) and (apart.x - together.x).abs().max() < 1e-12
+    # Clients of 7, 4 and 9 images are 3 + 2 + 3 blocks of three, and 2 + 1 + 2 of six.
+    blocks = {"lrp": (8, 5), "inputxgrad": (8, 8), "random": (0, 0)}[by.attribution]
+    assert (each, len(asked) - each) == ((3, 3) if by.mask_source == "class" else blocks)
 
 
 def carried_out_everyone(plan):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -28,6 +29,7 @@ from .sharing import Form, Mix, WithSharedData, assembled, fault, packed
 
 _METHODS = {"ig": "integrated_gradients", "smoothgrad": "smoothgrad", "inputxgrad": "input_x_gradient"}
 _BLOCK = 500  # images at a time, on every device: the draws of a block have one key
+_TOGETHER = {"cuda": 4}  # blocks that are attributed at once: there many images take little longer than few
 _REFERENCES = 16  # images of noise that a class's own mask is found with
 _DISTANCES = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
 
@@ -176,7 +178,10 @@ class FedXDS:
 
     def released(self, net: Network, weights: Tree, x: Tensor, y: Tensor, seed: Tensor, batch: int = 64) -> Tree:
         """What leaves of these images, and how it is packed."""
-        worth = self.attributed(net, weights, x, y, batch, seed)
+        return self.given_away(x, y, self.attributed(net, weights, x, y, batch, seed), seed)
+
+    def given_away(self, x: Tensor, y: Tensor, worth: Tensor, seed: Tensor) -> Tree:
+        """The same where it is known what each pixel is worth."""
         x, keep = self.masked(x, worth, seed)
         x = x + self.noise * normal(fold(seed, "noise"), *x.shape).to(x)
         return packed(x, y, self.share_as, keep if self.sparse else None)
@@ -286,11 +291,25 @@ class Exchange(Errand):
         weights = Tree(params=weights.params, buffers=weights.buffers)
         seed = torch.tensor(client.key, device=client.data.index.device)
         blocks = self.given(client).chunks(_BLOCK) or [client.data]
-        gifts = [
-            by.released(client.net, weights, block.x, block.y, fold(seed, f"images {number}"), self.batch)
-            for number, block in enumerate(blocks)
-        ]
+        seeds = [fold(seed, f"images {number}") for number in range(len(blocks))]
+        worths = self.worths(client.net, weights, blocks, seeds)
+        gifts = [by.given_away(block.x, block.y, *its) for block, *its in zip(blocks, worths, seeds, strict=True)]
         return Tree({name: torch.cat([gift[name] for gift in gifts]) for name in gifts[0]}), Tree()
+
+    def worths(self, net: Network, weights: Tree, blocks: list[Shard], seeds: list[Tensor]) -> Iterator[Tensor]:
+        """What the pixels of each block are worth."""
+        by = self.by
+        if by.mask_source == "class" and by.attribution != "random":
+            of_class = by.of_classes(net, weights, blocks[0].x)
+            yield from (of_class[block.y] for block in blocks)
+            return
+        # With these a pixel's worth depends on the block: by its draws, and by which images are beside each other.
+        alone = by.attribution in ("random", "smoothgrad") or by.target == "batch_labels"
+        together = 1 if alone else _TOGETHER.get(blocks[0].index.device.type, 1)
+        for first in range(0, len(blocks), together):
+            some = blocks[first : first + together]
+            x, y = (torch.cat([getattr(block, part) for block in some]) for part in ("x", "y"))
+            yield from by.attributed(net, weights, x, y, self.batch, seeds[first]).split([*map(len, some)])
 
     def given(self, client: Client) -> Shard:
         """The images that the client gives; a share of them, at least one, drawn by its own key."""
