@@ -290,9 +290,6 @@ def test_the_command(tmp_path, monkeypatch, capsys):
         fedlens("fedsls/tabel1")
     with pytest.raises(BadInput, match="--rows, --columns and --dry-run are for tables"):
         fedlens("fedsls/figure3", "--rows", "fedavg")
-    with pytest.raises(BadInput, match="--seeds is there twice: write it once, and several values with commas"):
-        fedlens("fedsls/table1", "--seeds", "0", "--seeds=1")
-    fedlens("--seeds", "0", "--seeds=1", "--help")
     where = ["--columns", "cifar10/K10/0.1", "--dry-run"]
     for rows in (["fedxds, uniform", "fedavg,fedsls"], [" fedsls, fedxds, uniform,fedavg, "]):
         said = fedlens("compose/cifar10", *(word for row in rows for word in ("--rows", row)), *where)

@@ -16,7 +16,6 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
-from .command import Command
 from .flower.commands import deploy
 
 typer.core.HAS_RICH = False  # help is plain text: brackets escaped for rich would show as \[default: 1]
@@ -70,7 +69,7 @@ def _split(words: list[str] | None) -> tuple[str | None, list[str]]:
     return (files[0] if files else None), [word for word in words or () if _is_setting(word)]
 
 
-@app.command(context_settings={"ignore_unknown_options": True}, cls=Command)
+@app.command(context_settings={"ignore_unknown_options": True})
 def run(
     words: Words = None,
     keys: Annotated[bool, typer.Option("--keys", help="Only print every key with its value, and the names.")] = False,
@@ -103,7 +102,7 @@ def _print_keys(experiment: Any) -> None:
         print(f"\n{key}= may be {', '.join(sorted(names))}")
 
 
-@app.command(cls=Command)
+@app.command()
 def resume(
     run: Annotated[str, typer.Argument(help="The run's folder.")],
     words: Annotated[list[str] | None, typer.Argument(metavar="[key=value ...]", show_default=False)] = None,
@@ -115,7 +114,7 @@ def resume(
     _closing(_watched(json, lambda watcher: simulate.resume(run, tuple(words or ()), watcher=watcher)), json)
 
 
-@app.command(cls=Command)
+@app.command()
 def describe(
     algorithm: Annotated[str, typer.Argument(help="A method's name, such as scaffold.")],
     words: Annotated[list[str] | None, typer.Argument(metavar="[key=value ...]", show_default=False)] = None,
@@ -166,7 +165,7 @@ def describe(
         )
 
 
-@app.command(cls=Command)
+@app.command()
 def diff(a: str, b: str, json: Json = False) -> None:
     """Whether two runs are the same to the bit: weights, client memories, metrics without timings. Exit code 0 or 1."""
     from .diff import differences
@@ -181,7 +180,7 @@ def diff(a: str, b: str, json: Json = False) -> None:
     raise typer.Exit(1 if found else 0)
 
 
-@app.command(context_settings={"ignore_unknown_options": True}, cls=Command)
+@app.command(context_settings={"ignore_unknown_options": True})
 def explain(
     words: Annotated[list[str] | None, typer.Argument(metavar="[RUN ...] [key=value ...]", show_default=False)] = None,
     weights: Annotated[str, typer.Option(help="A safetensors file, when there is no run.")] = "",
@@ -256,7 +255,7 @@ def _clients(run: str, text: str) -> list[int]:
     return [names.number(part.strip()) for part in text.split(",") if part.strip()]
 
 
-@app.command(cls=Command)
+@app.command()
 def clients(
     runs: Annotated[list[str], typer.Argument(metavar="RUN ...", show_default=False)],
     confusion: Annotated[str, typer.Option(metavar="CLIENT", help="Also its confusion matrix; number or name.")] = "",
@@ -316,7 +315,7 @@ def clients(
     print(*drawn, sep="\n")
 
 
-@app.command("time", cls=Command)
+@app.command("time")
 def time_on_devices(
     runs: Annotated[list[str], typer.Argument(metavar="RUN ... [devices.KEY=VALUE ...]", show_default=False)],
     devices: Annotated[str, typer.Option(help="phone, hospital or iot.")] = "phone",
@@ -351,7 +350,7 @@ def time_on_devices(
     _say_json({"devices": config.plain(profile), "runs": rows}) if json else _print_rows(rows)
 
 
-@app.command(cls=Command)
+@app.command()
 def bench(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     repeats: Annotated[int, typer.Option(min=1, help="Rounds in each of three timed series.")] = 3,
@@ -387,7 +386,7 @@ def bench(
     _print_rows([{short: row[name] for name, short in columns.items()} for row in rows])
 
 
-@app.command(context_settings={"ignore_unknown_options": True}, cls=Command)
+@app.command(context_settings={"ignore_unknown_options": True})
 def compare(
     words: Annotated[
         list[str] | None,
@@ -434,7 +433,7 @@ def compare(
     raise typer.Exit(0 if found.complete else 1)
 
 
-@app.command(context_settings={"ignore_unknown_options": True}, cls=Command)
+@app.command(context_settings={"ignore_unknown_options": True})
 def recommend(
     words: Words = None,
     runs: Annotated[str, typer.Option(help="A comparison of your own, as evidence beside ours.")] = "",
@@ -460,7 +459,7 @@ def recommend(
     print("\n".join(found.notes))
 
 
-@app.command(cls=Command)
+@app.command()
 def reproduce(
     words: Annotated[
         list[str] | None, typer.Argument(metavar="[PAPER/WHAT] [key=value ...]", show_default=False)
@@ -545,7 +544,7 @@ def _listed(option: str, texts: list[str] | None, known: Iterable[str]) -> list[
     return found
 
 
-@app.command(cls=Command)
+@app.command()
 def audit(
     run: Annotated[str, typer.Argument(help="The folder of a run with transcript=MiB.")],
     attacks: Annotated[str, typer.Option(help="Such as loss,lira,gradients,labels; without it all that apply.")] = "",
@@ -593,7 +592,7 @@ def audit(
     print(f"{found.run}/audit.md, pictures in {found.run}/figures; {found.seconds:.1f} s")
 
 
-@app.command(cls=Command)
+@app.command()
 def report(
     runs: Annotated[list[str], typer.Argument(metavar="RUN ...", show_default=False, help="Runs, or folders of them.")],
     out: Annotated[str, typer.Option(help="The HTML file; without it report.html beside the runs.")] = "",
@@ -607,7 +606,7 @@ def report(
     _say_json({"report": str(written), "bytes": written.stat().st_size}) if json else print(written)
 
 
-@app.command(cls=Command)
+@app.command()
 def ui(
     folder: Annotated[str, typer.Argument(help="Where runs are, or one of them.")] = "runs",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8765,
@@ -630,7 +629,7 @@ app.add_typer(data_app, name="data")
 app.add_typer(deploy, name="deploy")
 
 
-@data_app.command("list", cls=Command)
+@data_app.command("list")
 def data_list(json: Json = False) -> None:
     """Every data set and where it was found, and every partition."""
     from .data.show import list_rows
@@ -644,7 +643,7 @@ def data_list(json: Json = False) -> None:
     print("`fedlens data get NAME` says what to fetch and where to put it")
 
 
-@data_app.command("get", cls=Command)
+@data_app.command("get")
 def data_get(name: str, json: Json = False) -> None:
     """Fetch and decode a data set into the cache."""
     from .data.show import get
@@ -653,7 +652,7 @@ def data_get(name: str, json: Json = False) -> None:
     _say_json(row) if json else _print_rows([row])
 
 
-@data_app.command("check", cls=Command)
+@data_app.command("check")
 def data_check(
     names: Annotated[list[str] | None, typer.Argument(show_default=False)] = None, json: Json = False
 ) -> None:
@@ -665,7 +664,7 @@ def data_check(
     raise typer.Exit(1 if any(row["state"] == "damaged" for row in rows) else 0)
 
 
-@data_app.command("show", cls=Command)
+@data_app.command("show")
 def data_show(
     words: Words = None, out: Annotated[str, typer.Option(help="The picture.")] = "split.png", json: Json = False
 ) -> None:

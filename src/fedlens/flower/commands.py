@@ -10,8 +10,6 @@ from typing import Annotated
 
 import typer
 
-from ..command import Command
-
 deploy = typer.Typer(no_args_is_help=True, help="The same experiment on several machines.", rich_markup_mode=None)
 Folder = Annotated[Path, typer.Argument(help="The federation's folder.")]
 Start = Annotated[bool, typer.Option("--start", help="Start it in the background, in place of printing how.")]
@@ -26,7 +24,7 @@ def _check() -> None:
     require_flower()
 
 
-@deploy.command(context_settings={"ignore_unknown_options": True}, cls=Command)
+@deploy.command(context_settings={"ignore_unknown_options": True})
 def init(
     folder: Folder,
     words: Annotated[list[str] | None, typer.Argument(metavar="[key=value ...]", show_default=False)] = None,
@@ -41,7 +39,7 @@ def init(
     print(f"{app} is the Flower app; next: fedlens deploy certs {shlex.quote(str(folder))}")
 
 
-@deploy.command(cls=Command)
+@deploy.command()
 def certs(folder: Folder) -> None:
     """Make a certificate authority, certificates, and a key for each node."""
     from .launch import certify
@@ -51,7 +49,7 @@ def certs(folder: Folder) -> None:
     print(f"copy {folder}/nodes/N to the machine of node N; next: fedlens deploy server {shlex.quote(str(folder))}")
 
 
-@deploy.command(cls=Command)
+@deploy.command()
 def server(
     folder: Folder,
     start: Start = False,
@@ -77,7 +75,7 @@ def server(
         print(shlex.join(line))
 
 
-@deploy.command(cls=Command)
+@deploy.command()
 def node(
     place: Annotated[Path, typer.Argument(help="The node's folder, DIR/nodes/N or a copy of it.")],
     start: Start = False,
@@ -98,7 +96,7 @@ def node(
     print(shlex.join(launch.supernode(place)))
 
 
-@deploy.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True}, cls=Command)
+@deploy.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 def run(context: typer.Context, folder: Folder) -> None:
     """Submit the run, by `flwr run`; after a crash this goes on where it was. More words go to `flwr run`."""
     from . import launch
@@ -108,7 +106,7 @@ def run(context: typer.Context, folder: Folder) -> None:
     os.execvpe(line[0], line, environment)
 
 
-@deploy.command(cls=Command)
+@deploy.command()
 def status(folder: Folder, json: Json = False) -> None:
     """What runs, how far the run is, and its bytes beside those that Flower moved."""
     from .launch import status
@@ -124,7 +122,7 @@ def status(folder: Folder, json: Json = False) -> None:
     print("run: " + ", ".join(f"{name} {value}" for name, value in found["run"].items()))
 
 
-@deploy.command(cls=Command)
+@deploy.command()
 def stop(folder: Folder) -> None:
     """End what `--start` started, nodes first."""
     from .launch import stop
