@@ -50,7 +50,8 @@ def main() -> None:
         call(TOOLS / "fedlens", "run", *words)
     elif task == "test":
         set_up("[dev]")
-        call(TOOLS / "python", "-m", "pytest", *(words or ["-n", "2", "-m", "not slow"]), cwd=ROOT)
+        usual = ["-n", "2", "--dist", "loadfile", "-m", "not slow"]  # what a file's tests share is made once
+        call(TOOLS / "python", "-m", "pytest", *(words or usual), cwd=ROOT)
     elif task == "check":
         set_up("[dev]")
         places = ["src", "tests", "benchmarks", "start.py"]

@@ -85,7 +85,8 @@ class Cluster:
     def __init__(self):
         from ray.cluster_utils import Cluster
 
-        os.environ["RAY_AUTH_MODE"] = "disabled"  # nobody else knows of it
+        if "RAY_AUTH_TOKEN" not in os.environ:  # a process stays with the first way in which it proved who it is
+            os.environ["RAY_AUTH_MODE"] = "disabled"  # nobody else knows of it
         store = {"num_cpus": 2, "object_store_memory": 80 * 2**20}
         self.nodes = Cluster(initialize_head=True, head_node_args={**store, "include_dashboard": False})
         self.other = self.nodes.add_node(**store)
