@@ -50,7 +50,7 @@ def main() -> None:
         call(TOOLS / "fedlens", "run", *words)
     elif task == "test":
         set_up("[dev]")
-        usual = ["-n", "2", "--dist", "loadfile", "-m", "not slow"]  # what a file's tests share is made once
+        usual = ["-n", "2", "--dist", "worksteal", "-m", "not slow"]  # what a file's tests share is mostly made once
         call(TOOLS / "python", "-m", "pytest", *(words or usual), cwd=ROOT)
     elif task == "check":
         set_up("[dev]")
