@@ -96,3 +96,16 @@ def test_looks_at_a_model_that_is_thrown_away_do_not_count(tmp_path):
     assert result["targets"]["0.01"]["round"] == 5
     kept = done(tmp_path / "runs" / "b", *XDS, "algorithm.continue_from_warmup=true", "evaluate.targets=0.01")
     assert kept.result()["targets"]["0.01"]["round"] == 1
+
+
+def test_a_model_that_is_looked_at_twice_counts_once(tmp_path):
+    """Fine-tuning leaves the global model as it is: FedAvg has the same mean of its last looks with it and without."""
+    words = ("algorithm=finetune", "algorithm.epochs=1", "rounds=3", "evaluate.last=10")
+    tuned, plain = done(tmp_path / "a", *words), done(tmp_path / "b", "algorithm=fedavg", *words[2:])
+    seen = [row for row in tuned.metrics().to_pylist() if row["model"] == "global" and row["metric"] == "accuracy"]
+    assert len(seen) == 4 and seen[2]["value"] == seen[3]["value"]
+    assert tuned.result()["accuracy_last"] == plain.result()["accuracy_last"]
+    # Looked at only at its end, the last model is not forgotten.
+    rare = done(tmp_path / "c", *words, "evaluate.every=2").result()
+    assert rare["accuracy"] == plain.result()["accuracy"]
+    assert rare["accuracy_last"] == pytest.approx((seen[1]["value"] + seen[3]["value"]) / 2)

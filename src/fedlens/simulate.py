@@ -574,10 +574,19 @@ def summary(folder: RunFolder, experiment: Experiment) -> Result:
 
 
 def looks(rows: list[dict[str, Any]], metric: str, experiment: Experiment) -> list[tuple[int, float]]:
-    """(round, value) of the global model, since training last began afresh: a warm-up's model is thrown away."""
-    _, _, since = experiment.timetable()[-1]
-    found = ((row["round"], row["value"]) for row in rows if row["model"] == "global" and row["metric"] == metric)
-    return [(round, value) for round, value in found if round > since]
+    """(round, value) of the global model, since training last began afresh: a warm-up's model is thrown away.
+
+    Each model counts once: an errand, such as fine-tuning at the end, moves none.
+    """
+    timetable = experiment.timetable()
+    _, _, since = timetable[-1]
+    found: dict[int, tuple[int, float]] = {}
+    for row in rows:
+        if row["model"] == "global" and row["metric"] == metric and (last := row["round"]) > since:
+            while last > since and isinstance(timetable[last - 1][0].algorithm, Errand):
+                last -= 1
+            found.setdefault(last, (row["round"], row["value"]))
+    return [*found.values()]
 
 
 def _reached(
