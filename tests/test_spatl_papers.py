@@ -18,6 +18,7 @@ from fedlens.core.batches import Shard, kept_back, plan
 from fedlens.core.errors import BadInput
 from fedlens.core.rng import generator, key
 from fedlens.core.tree import Tree
+from fedlens.explain_rounds import newest
 from fedlens.panel import watcher
 from fedlens.papers import reproducible, spatl, spatl_figures
 from fedlens.papers.grid import carry_out
@@ -223,6 +224,8 @@ def test_sub_models_against_modules_that_are_really_cut(out):
     text = (out / "spatl" / "submodels.md").read_text()
     mean = sum(one["flops"] for one in told(out, "submodels")["models"]["resnet20"]) / 4
     assert f"| **cnn2** | {100 * mean:.1f} |" in text and "| paper, resnet20 | 74.2 |  | 84 |" in text
+    others = told(out, "submodels")["other rules"]["resnet20"]["norms"]
+    assert f"| **cnn2**, smallest norms left out | {100 * others[0]['flops']:.1f} |" in text
 
 
 @pytest.fixture(scope="module")
@@ -235,7 +238,9 @@ def residual(words, tmp_path_factory):
     words = (*(word for word in words if word.partition("=")[0] not in ("clients", "rounds", "model")), *more)
     preset = ("algorithm.spend=true", "algorithm.settle=true")
     spatl_figures.submodels((*words, *preset), 0, out / "spatl" / "submodels")
-    return OpenedRun.open(folder_of(out, "accuracy", "spatl")), told(out, "submodels")["models"]["resnet20"]
+    known = told(out, "submodels")
+    by_rule = {"selected": known["models"]["resnet20"], **known["other rules"]["resnet20"]}
+    return OpenedRun.open(folder_of(out, "accuracy", "spatl")), by_rule
 
 
 def settled_by_hand(module, batches):
@@ -258,17 +263,44 @@ def settled_by_hand(module, batches):
     return module.eval()
 
 
+def cut_by_hand(run, costs, layers) -> dict[str, dict[str, int]]:
+    """What is left of the last encoder where it meets the budget, found filter by filter and step by step."""
+    model = newest(run.folder).state.model
+    size = {each.name: model.params[f"{each.name}.weight"].square().flatten(1).mean(1).tolist() for each in layers}
+    kept = {each.name: set(range(each.filters)) for each in layers}
+
+    def bits(chosen):
+        return {name: sum(1 << at for at in filters) for name, filters in chosen.items()}
+
+    for _, name, at in sorted((norm, name, at) for name, norms in size.items() for at, norm in enumerate(norms)):
+        if costs.size("flops", bits(kept)) <= 0.8:
+            break
+        kept[name] -= {at} if len(kept[name]) > len(size[name]) - round(0.9 * len(size[name])) else set()
+    for share in range(1000, 0, -1):
+        counts = {name: len(norms) - round((1000 - share) * len(norms) / 1000) for name, norms in size.items()}
+        largest = {name: sorted(range(len(of)), key=of.__getitem__, reverse=True) for name, of in size.items()}
+        alike = {name: set(largest[name][: counts[name]]) for name in size}
+        if costs.size("flops", bits(alike)) <= 0.8:
+            break
+    return {"norms": bits(kept), "alike": bits(alike)}
+
+
 def test_sub_models_with_sums_and_norms(residual):
-    run, found = residual
+    run, by_rule = residual
     layers, settles = run.experiment.algorithm.layers(run.net), []
-    for one in found:
+    costs = Costs.of(run.net, run.federation.data.prepare(run.images.x[:1], None))
+    by_hand = cut_by_hand(run, costs, layers)
+    assert [*by_rule] == ["selected", "norms", "alike"] and by_hand["norms"] != by_hand["alike"]
+    for rule, one in ((rule, one) for rule, found in by_rule.items() for one in found):
         mine, test = run.federation.train[one["client"]], run.federation.test[one["client"]]
         data, own = run.federation.data, run.model(one["client"])
         x, y = data.prepare(run.images.x, None), run.images.y
         selection = run.folder.client_memories(1)[one["client"]].selection
-        kept, costs = unpacked(selection.kept, layers), Costs.of(run.net, x[:1])
+        kept = by_hand.get(rule) or unpacked(selection.kept, layers)
         more = costs.computed(kept)
-        assert more != kept and 0.75 < one["flops"] <= 0.8  # it spends its budget
+        assert (more != kept or rule == "alike") and 0.75 < one["flops"] <= 0.8  # it spends its budget
+        assert (one["flops"], one["sent"]) == (costs.size("flops", kept), costs.size("params", kept))
+        assert (one["bytes"] is None) == (rule != "selected")  # nobody sends what another rule leaves
         order = torch.randperm(len(mine), generator=generator(key(key(0, "sub-model", one["client"]), "settled")))
 
         def right(module, x=x, y=y, test=test):
@@ -282,6 +314,9 @@ def test_sub_models_with_sums_and_norms(residual):
             assert one[tuned] == trained_on(run, one["client"], module, filled=True)
         settles.append(one["settled"] != one["smaller"] or one["own_settled"] != one["own"])
     assert any(settles)
+    whole = [[one[name] for name in ("dense", "own", "own_settled", "own_tuned")] for one in by_rule["selected"]]
+    for rule in by_hand:
+        assert [[one[name] for name in ("dense", "own", "own_settled", "own_tuned")] for one in by_rule[rule]] == whole
 
 
 def test_an_agent_is_asked_as_its_run_asked_it(residual):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -27,8 +28,7 @@ from ..engines.sequential import Sequential, tuned
 from ..explain_rounds import newest
 from ..panel import counted
 from ..runs import Checkpoint, RunFolder
-from ..selection.graph import layer_graph
-from ..selection.pruning import Costs, Kept, settled, sliced, unpacked
+from ..selection.pruning import Choice, Costs, Kept, ranked, settled, sliced, unpacked
 from .grid import Column, Grid, Reported, Row, laid, percent
 
 # Section 4.1 and, where that is silent, the released code: batch 64, momentum 0.9, decay 1e-5, crop and flip.
@@ -200,66 +200,88 @@ class SubModel:
     tuned: float  # of its sub-model after the same
 
 
-def sub_models(path: str | Path, batch: int = 32, repeats: int = 9, epochs: int | None = None) -> list[SubModel]:
-    """Table 2 for a finished run: every client's sub-model of the last global encoder.
+# By the run's selector; with the smallest norms anywhere left out; with the same share of every layer.
+RULES = ("selected", "norms", "alike")
 
-    With epochs, which may be none, also how well it does on the client's test images, and after training for so many.
+
+def sub_models(path: str | Path, batch: int = 32, repeats: int = 9) -> list[SubModel]:
+    """Table 2 for a finished run: what its selector left of the last global encoder at every client."""
+    return sub_models_by(path, RULES[:1], batch, repeats)["selected"]
+
+
+def sub_models_by(
+    path: str | Path, rules: Sequence[str] = RULES, batch: int = 32, repeats: int = 9, epochs: int | None = None
+) -> dict[str, list[SubModel]]:
+    """Every client's sub-model by each rule; those that ask no client cut the encoder down to the run's budget.
+
+    With epochs, which may be none, also how well they do on the client's test images, and after training for so many.
     """
     run = OpenedRun.open(path)
     algorithm, net, folder, device = run.experiment.algorithm, run.net, run.folder, run.experiment.device
     if not isinstance(algorithm, SPATL) or algorithm.selector == "all":
         raise BadInput(f"{path} is not a run of spatl that selects filters")
     checkpoint, first = newest(folder), net.initial_weights()
-    layers, dtype = algorithm.layers(net), next(iter(first.params.values())).dtype
+    layers, dtype = tuple(algorithm.layers(net)), next(iter(first.params.values())).dtype
     x = torch.zeros(batch, *run.images.x.shape[1:], dtype=dtype, device=device)
     weights = first | checkpoint.state.model.map(lambda leaf: leaf.to(device))
-    costs, uploads, dense, found = Costs.of(net, x[:1]), _uploads(folder, checkpoint.round), _dense(checkpoint), []
-    whole = sliced(net, weights, {})
+    costs, uploads, dense = Costs.of(net, x[:1]), _uploads(folder, checkpoint.round), _dense(checkpoint)
+    limits = algorithm.constraint, algorithm.budget, algorithm.keep_floor
+    choice = Choice(costs, layers, ranked(layers, weights), *limits)
+    known = {"norms": lambda: choice.by_norm(weights), "alike": choice.uniform}
+    for_all = {rule: cut() for rule, cut in known.items() if rule in rules}
+    whole, found = sliced(net, weights, {}), {rule: [] for rule in rules}
     for client, memory in counted(folder.client_memories(checkpoint.round).items(), "sub-models"):
-        kept = unpacked(memory.selection.kept, layers)
-        smaller = sliced(net, weights, costs.computed(kept))
-        with run.at_work():
-            latency = _ratio(smaller, whole, x, repeats)
-        found.append(
-            SubModel(
-                client,
-                costs.size("flops", kept),
-                costs.parameters(kept) / costs.parameters({}),
-                costs.size("params", kept),
-                uploads.get(client, math.nan) / dense,  # one that was lost on its way is no upload
-                latency,
-                float(memory.selection.accuracy),
-                float(memory.selection.dense),
-                *((math.nan,) * 6 if epochs is None else judged_smaller(run, client, kept, epochs)),
+        selection, judged = memory.selection, _judge(run, client, epochs)
+        of_whole = judged({})
+        for rule in rules:
+            selects = rule not in for_all
+            kept = unpacked(selection.kept, layers) if selects else for_all[rule]
+            computed = costs.computed(kept)
+            with run.at_work():
+                latency = _ratio(sliced(net, weights, computed), whole, x, repeats)
+            pairs = zip(of_whole, judged(computed), strict=True)
+            found[rule].append(
+                SubModel(
+                    client,
+                    costs.size("flops", kept),
+                    costs.parameters(kept) / costs.parameters({}),
+                    costs.size("params", kept),
+                    uploads.get(client, math.nan) / dense if selects else math.nan,  # a lost one is no upload
+                    latency,
+                    float(selection.accuracy) if selects else math.nan,
+                    float(selection.dense),
+                    *(value for pair in pairs for value in pair),
+                )
             )
-        )
     return found
 
 
-def judged_smaller(run: OpenedRun, client: int, kept: Kept, epochs: int) -> tuple[float, ...]:
-    """Accuracy on a client's test images, of its model and of what is cut out of that.
+def _judge(run: OpenedRun, client: int, epochs: int | None) -> Callable[[Kept], tuple[float, float, float]]:
+    """How well a client's model does on its test images when these filters are left of it.
 
-    As they are, with norms anew over the client's images, and after training on these from there.
+    As it is, with norms anew over the client's images, and after training on these from there.
     """
-    federation, net, weights = run.federation, run.net, run.model(client)
-    mine, test, kept = federation.train[client], federation.test[client], Costs(layer_graph(net), {}).computed(kept)
-    if not len(test):
-        return (math.nan,) * 6
-    seed = key(run.experiment.seed, "sub-model", client)
+    mine, test = run.federation.train[client], run.federation.test[client]
+    if epochs is None or not len(test):
+        return lambda kept: (math.nan, math.nan, math.nan)
+    net, weights, seed = run.net, run.model(client), key(run.experiment.seed, "sub-model", client)
     mixed = mine[torch.randperm(len(mine), generator=generator(key(seed, "settled"))).to(mine.device)]
 
     def cut(kept: Kept, anew: bool) -> nn.Module:
         module = sliced(net, weights, kept)
         with run.at_work():
-            batches = Shard(federation.data, mixed).chunks(run.experiment.local.batch_size)
+            batches = Shard(run.federation.data, mixed).chunks(run.experiment.local.batch_size)
             return settled(module, (piece.x for piece in batches)) if anew else module
 
     def right(module: nn.Module, epochs: int = 0) -> float:
         alone = Network(_Alone(module), net.precision).to(run.experiment.device)
         return judged_alone(run, alone, alone.initial_weights(), (mine, test), seed, epochs)
 
-    found = [right(cut(each, anew)) for anew in (False, True) for each in ({}, kept)]
-    return *found, *(right(cut(each, True), epochs) if epochs else math.nan for each in ({}, kept))
+    def judged(kept: Kept) -> tuple[float, float, float]:
+        tuned = right(cut(kept, True), epochs) if epochs else math.nan
+        return right(cut(kept, False)), right(cut(kept, True)), tuned
+
+    return judged
 
 
 def judged_alone(

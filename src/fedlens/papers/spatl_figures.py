@@ -34,7 +34,7 @@ from ..selection.search import WAVE, Accuracies, search
 from . import Figure
 from .figure_runs import SEED, finished, note, out_of
 from .grid import Grid, decides, gather
-from .spatl import INFERENCE, TO_80, TRANSFER, SubModel, bytes_to, judged_alone, looks, sub_models, tables
+from .spatl import INFERENCE, TO_80, TRANSFER, SubModel, bytes_to, judged_alone, looks, sub_models_by, tables
 
 MODEL = "resnet20"  # whose runs are carried out
 METHODS = ("spatl", "spatl_salient", "scaffold", "fedavg", "fedprox", "fednova")
@@ -45,6 +45,7 @@ EPOCHS = 50  # on new images
 RIGHT = ("accuracy", "dense", "own", "smaller", "own_settled", "settled", "own_tuned", "tuned")
 SHARES = [field.name for field in fields(SubModel) if field.name not in ("client", *RIGHT)]
 TUNED = 1  # epochs of a sub-model at its client
+CUT = {"selected": "", "norms": ", smallest norms left out", "alike": ", every layer alike"}
 
 
 # ---- over rounds -----------------------------------------------------------------------------------------------------
@@ -129,7 +130,8 @@ def accuracy_of_clients(words: Sequence[str], images: int, path: Path) -> list[P
 def submodels(words: Sequence[str], images: int, path: Path) -> list[Path]:
     """Table 2: what each client's sub-model costs, of the whole network."""
     runs = shown("spatl/accuracy", ("spatl",), words, path)
-    found = {model: sub_models(run["spatl"], epochs=TUNED) for model, run in runs.items()}
+    by_rule = {model: sub_models_by(run["spatl"], epochs=TUNED) for model, run in runs.items()}
+    found = {model: rules["selected"] for model, rules in by_rule.items()}
     means = {model: {share: _mean(each, share) for share in SHARES} for model, each in found.items()}
     figure, axes = pyplot().subplots(1, len(found), figsize=(4.6 * len(found) + 0.8, 3.3), squeeze=False, sharey=True)
     for (model, each), axis in zip(found.items(), axes[0], strict=True):
@@ -149,9 +151,10 @@ def submodels(words: Sequence[str], images: int, path: Path) -> list[Path]:
     head += ["trained on: whole, %", "smaller, %"]
     lines = []
     for model, each in found.items():
-        most = 1 - min(one.flops for one in each)
-        right = [_mean(each, name) for name in RIGHT]
-        lines.append([f"**{called(runs[model])}**", *_percents([*means[model].values(), most, *right])])
+        for rule, ones in by_rule[model].items():
+            most, right = 1 - min(one.flops for one in ones), [_mean(ones, name) for name in RIGHT]
+            numbers = _percents([*(_mean(ones, share) for share in SHARES), most, *right])
+            lines.append([f"**{called(runs[model])}**{CUT[rule]}", *numbers])
         kept, less, best = INFERENCE[model]
         theirs = {"flops": f"{100 - less:g}", "sent": f"{kept:g}"}
         lines.append([f"paper, {model}", *(theirs.get(share, "") for share in SHARES), f"{best:g}", *[""] * len(RIGHT)])
@@ -162,6 +165,8 @@ def submodels(words: Sequence[str], images: int, path: Path) -> list[Path]:
         "flops, parameters: of the smaller network; sent: parameters of kept filters, of those of convolutions (the "
         "paper's sparsity ratio); bytes: of the last upload, of one of all filters, controls included.",
         f"latency: of the sliced network, batches of 32, on {device_name()}.",
+        "Rows without a client are means. Smallest norms, every layer alike: what is trained, cut down to the same "
+        "budget by a rule that asks no client and searches nothing; nobody sends that.",
         "kept back: accuracy on the few images that rewards are measured on, of the sub-model and of the whole one.",
         "own test: on the client's test images, of its whole model and of the sub-model as it was cut out; of both "
         "with the statistics of norms taken anew over the client's images; of both after training on these from "
@@ -170,6 +175,10 @@ def submodels(words: Sequence[str], images: int, path: Path) -> list[Path]:
     numbers = {
         "device": device_name(),
         "models": {model: [_known(asdict(one)) for one in each] for model, each in found.items()},
+        "other rules": {
+            model: {rule: [_known(asdict(one)) for one in rules[rule]] for rule in rules if rule != "selected"}
+            for model, rules in by_rule.items()
+        },
         "paper": {model: dict(zip(("kept", "flops off", "at most"), INFERENCE[model], strict=True)) for model in found},
     }
     table = listed(path, "sub-models of clients", words, head, lines, notes)
