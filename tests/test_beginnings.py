@@ -100,12 +100,39 @@ def test_looks_at_a_model_that_is_thrown_away_do_not_count(tmp_path):
 
 def test_a_model_that_is_looked_at_twice_counts_once(tmp_path):
     """Fine-tuning leaves the global model as it is: FedAvg has the same mean of its last looks with it and without."""
-    words = ("algorithm=finetune", "algorithm.epochs=1", "rounds=3", "evaluate.last=10")
+    words = ("algorithm=finetune", "algorithm.epochs=1", "rounds=3", "evaluate.last=10", "evaluate.targets=0.01")
     tuned, plain = done(tmp_path / "a", *words), done(tmp_path / "b", "algorithm=fedavg", *words[2:])
     seen = [row for row in tuned.metrics().to_pylist() if row["model"] == "global" and row["metric"] == "accuracy"]
     assert len(seen) == 4 and seen[2]["value"] == seen[3]["value"]
     assert tuned.result()["accuracy_last"] == plain.result()["accuracy_last"]
+    assert tuned.result()["targets"]["0.01"] == plain.result()["targets"]["0.01"]  # and where it was first reached
     # Looked at only at its end, the last model is not forgotten.
     rare = done(tmp_path / "c", *words, "evaluate.every=2").result()
     assert rare["accuracy"] == plain.result()["accuracy"]
     assert rare["accuracy_last"] == pytest.approx((seen[1]["value"] + seen[3]["value"]) / 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "twice"),
+    [
+        (("algorithm=feddisco",), ()),  # counts labels, then trains
+        (("algorithm=fedsls", "algorithm.pretrain_epochs=1"), ()),
+        (("algorithm=fedsl",), ()),
+        (("algorithm=finetune", "algorithm.base=feddisco", "algorithm.epochs=1"), (-1,)),
+        ((*XDS, "algorithm.base=feddisco"), ()),
+        ((*XDS, "algorithm.base=feddisco", "algorithm.continue_from_warmup=true"), (3,)),  # the exchange
+    ],
+)
+def test_every_model_that_training_made_counts(tmp_path, words, twice):
+    """Methods that ask something first, or train through the eyes of another."""
+    out = done(tmp_path / "a", *words, "rounds=3", "local.steps=20", "local.lr=0.02", "evaluate.last=10")
+    rows = [row for row in out.metrics().to_pylist() if row["model"] == "global" and row["metric"] == "accuracy"]
+    _, _, since = asked(tmp_path / "b", *words, "rounds=3").timetable()[-1]
+    counted = [row["value"] for row in rows if row["round"] > since]
+    for at in sorted(twice, reverse=True):
+        assert counted[at] == counted[at - 1]
+        del counted[at]
+    result = out.result()
+    assert len({*counted}) >= 3 and result["accuracy"] == rows[-1]["value"]
+    assert result["accuracy_last"] == pytest.approx(sum(counted) / len(counted))
+    assert result["accuracy_best"] == max(counted)

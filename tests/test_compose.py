@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from fedlens.algorithms import PSE, SPATL, FedAvg, FedDISCO, FedDyn, FedSAM, FedSLS, FedXDS, Scaffold
+from fedlens.algorithms import PSE, SPATL, FedAU, FedAvg, FedDISCO, FedDyn, FedSAM, FedSL, FedSLS, FedXDS, Scaffold
 from fedlens.core.algorithm import Errand
 from fedlens.core.cohort import Uniform
 from fedlens.core.errors import BadInput
@@ -95,3 +95,11 @@ def test_two_networks_at_once_cannot_share():
     for base in (OWN_HEADS, FedSLS(OWN_HEADS)):
         with pytest.raises(BadInput, match="cannot be pse, which asks two networks about the same images; fedper or"):
             Finished(FedXDS(base))
+
+
+@pytest.mark.parametrize("recipe", [FedSLS, FedSL, FedDISCO])
+@pytest.mark.parametrize("base", [FedSLS(), FedSL(), FedDISCO(), FedAU(), FedXDS(FedDISCO())])
+def test_two_methods_cannot_both_decide_how_much_a_client_counts(recipe, base):
+    name = type(base.base if isinstance(base, FedXDS) else base).__name__.lower()
+    with pytest.raises(BadInput, match=f"algorithm.base {name} decides itself how much a client counts: leave out one"):
+        [*recipe(base).stages(PLAN)]

@@ -439,7 +439,7 @@ def test_private_statistics_under_fedau():
     ids=["fedsls", "fedsl", "feddecorr of fedsls"],
 )
 def test_fedau_and_another_weighting_are_refused(recipe):
-    with pytest.raises(BadInput, match="leave weighting at auto"):
+    with pytest.raises(BadInput, match="fedau decides itself how much a client counts: leave out one of the two"):
         list(recipe.stages(World().stage()))
 
 

@@ -18,7 +18,7 @@ from . import config
 from .audit.transcript import Recording
 from .beginnings import steps
 from .clock import Clock, time_to
-from .core.algorithm import Errand, Server, Stage
+from .core.algorithm import Server
 from .core.batches import Federation
 from .core.check import Check
 from .core.cohort import Everyone
@@ -366,7 +366,7 @@ class Recorder:
         self.folder, self.experiment, self.engine, self.watcher = folder, experiment, engine, watcher
         self.ledger, stages = start.ledger, [stage for stage, _, _ in experiment.timetable()]
         self.rounds = len(stages)
-        self.ends = {n for n, (a, b) in enumerate(pairwise(stages), 1) if a is not b and trains(a)}  # of stages
+        self.ends = {n for n, (a, b) in enumerate(pairwise(stages), 1) if a is not b and a.algorithm.moves}  # of stages
         self.metrics, self.bytes = folder.tables()
         privacy = folder.path / "privacy.json"
         self.disclosure = Disclosure(privacy, experiment.timetable(), experiment.clients, experiment.seed)
@@ -490,10 +490,6 @@ class Recorder:
         return result
 
 
-def trains(stage: Stage) -> bool:
-    return not isinstance(stage.algorithm, Errand)
-
-
 def setbacks(round: int, answers: Answers) -> Iterator[tuple[Any, ...]]:
     """Rows of the metrics: whose reply was missing, late or refused, and whether the round does not count."""
     kinds = {
@@ -583,7 +579,7 @@ def looks(rows: list[dict[str, Any]], metric: str, experiment: Experiment) -> li
     found: dict[int, tuple[int, float]] = {}
     for row in rows:
         if row["model"] == "global" and row["metric"] == metric and (last := row["round"]) > since:
-            while last > since and isinstance(timetable[last - 1][0].algorithm, Errand):
+            while last > since and not timetable[last - 1][0].algorithm.moves:
                 last -= 1
             found.setdefault(last, (row["round"], row["value"]))
     return [*found.values()]

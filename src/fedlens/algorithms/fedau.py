@@ -25,6 +25,7 @@ class FedAU(Algorithm):
     )
 
     default_weighting = uniformly
+    reweighs = True  # no other method may decide on weights over it
 
     def stages(self, plan):
         if plan.weighting not in (None, uniformly):

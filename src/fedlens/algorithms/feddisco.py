@@ -35,6 +35,8 @@ class FedDISCO:
     discrepancy: Discrepancy = "kl"  # of the client's labels from the target; the cohort's are divided by their sum
     target: Literal["uniform", "global"] = "uniform"
 
+    reweighs: ClassVar[bool] = True  # there can be one such method
+
     def stages(self, plan):
         counted = replace(plan, weighting=plan.weighting or by_examples)
         find = CountLabels() if self.target == "global" else None

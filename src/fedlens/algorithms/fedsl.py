@@ -38,6 +38,8 @@ class FedSL:
     epochs: Count = 20  # of the autoencoder
     normalize: Normalize = "sum"
 
+    reweighs: ClassVar[bool] = True  # there can be one such method
+
     def stages(self, plan):
         counted = replace(plan, weighting=weighting("fedsl", plan, self.normalize))
         weigh = WeighPixels(f=self.f, down=self.down, epochs=self.epochs)

@@ -61,6 +61,8 @@ class FedSLS:
         if self.target == "sum" and self.score == "prob":
             raise BadInput("target=sum with score=prob is always one and has no gradient; use score=logit or logprob")
 
+    reweighs: ClassVar[bool] = True  # there can be one such method
+
     def stages(self, plan):
         training = Weighed(blend=self.blend, blend_with=self.blend_with)
         counted = replace(plan, weighting=weighting("fedsls", plan, self.normalize))

@@ -18,6 +18,7 @@ from ..core.tree import Tree
 class Reweighed(Errand):
     """Training under weights that a subclass sets in `aggregate`: all else is the base's."""
 
+    moves: ClassVar[bool] = True  # it asks as an errand does, and trains
     say: ClassVar[str]  # what decides on the weights, for a base that has none: "labels have"
 
     @property
@@ -49,6 +50,12 @@ def reweighed(
 
     Without `find` nothing needs to be found beforehand.
     """
+    inner = base
+    while inner is not None:
+        if getattr(inner, "reweighs", False):
+            name = type(inner).__name__.lower()
+            raise BadInput(f"algorithm.base {name} decides itself how much a client counts: leave out one of the two")
+        inner = getattr(inner, "base", None)
     known = False
     for stage in base.stages(plan):
         known = known and not stage.fresh

@@ -111,6 +111,7 @@ class Algorithm:
     needs_reach: ClassVar[bool] = False  # True: it divides the local path by optimizer.reach(steps)
     capturable: ClassVar[bool] = True  # False: its step cannot be recorded and runs eagerly
     judged: ClassVar[tuple[str, ...]] = ("personal before", "personal after")  # local training: clients' own models
+    moves: ClassVar[bool] = True  # False: its rounds leave the global model as it is
     unknown: ClassVar[tuple[str, ...]] = ()  # entries of an upload that may hold no number, with which aggregate copes
 
     # ---- server -------------------------------------------------------------------------------
@@ -229,6 +230,8 @@ class Errand(Algorithm):
     """
 
     base: Algorithm = Algorithm()
+
+    moves: ClassVar[bool] = False
 
     @property
     def capturable(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
