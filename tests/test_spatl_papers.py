@@ -301,6 +301,10 @@ def test_sub_models_with_sums_and_norms(residual):
         assert (more != kept or rule == "alike") and 0.75 < one["flops"] <= 0.8  # it spends its budget
         assert (one["flops"], one["sent"]) == (costs.size("flops", kept), costs.size("params", kept))
         assert (one["bytes"] is None) == (rule != "selected")  # nobody sends what another rule leaves
+        assert one["accuracy"] is None or rule == "selected"  # nor judges it on the images kept back
+        smaller = sliced(run.net, own, more)
+        counted, all_ = (sum(p.numel() for p in m.parameters()) for m in (smaller, sliced(run.net, own, {})))
+        assert one["parameters"] == pytest.approx(counted / all_, abs=1e-12)
         order = torch.randperm(len(mine), generator=generator(key(key(0, "sub-model", one["client"]), "settled")))
 
         def right(module, x=x, y=y, test=test):

@@ -234,7 +234,7 @@ def sub_models_by(
         selection, judged = memory.selection, _judge(run, client, epochs)
         of_whole = judged({})
         for rule in rules:
-            selects = rule not in for_all
+            selects = rule == "selected"
             kept = unpacked(selection.kept, layers) if selects else for_all[rule]
             computed = costs.computed(kept)
             with run.at_work():
