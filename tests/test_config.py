@@ -386,6 +386,8 @@ def test_every_experiment_survives(tmp_path_factory, experiment):
         ("mu=0.1", "unknown key mu; did you mean 'algorithm.mu'?"),
         ("floor=0.1", "unknown key floor; did you mean 'local.schedule.floor'?"),
         ("local.rounds=3", "unknown key local.rounds; did you mean 'rounds'?"),
+        ("algorithm.rounds=3", "unknown key algorithm.rounds of fedavg; did you mean 'rounds'?"),
+        ("uplink.clip.epsilon=3", "unknown key uplink.clip.epsilon of clip; known are uplink.clip.norm"),
         ("local={learning_rate: 3}", "unknown key local.learning_rate; did you mean 'local.lr'?"),
         ("cohort=everyone cohort.zzz=3", "unknown key cohort.zzz of everyone; it has no settings"),
         ("algorithm=fedprx", "algorithm 'fedprx' is unknown; did you mean 'fedprox'?"),

@@ -392,7 +392,8 @@ def _meant(kind: type, prefix: str, key: str) -> str:
     registry = next((registry for registry in REGISTRIES.values() if kind in registry.values()), {})
     if owners := [name for name, part in registry.items() if key in _types(part)]:
         return f"it belongs to {', '.join(owners)}"
-    if elsewhere := [place for place in _places() if place.rpartition(".")[2] == key]:
+    # To a part's settings those of another kind of part are nothing: uplink.dp has no use for algorithm.epsilon.
+    if elsewhere := [place for place in _places(of_parts=not registry) if place.rpartition(".")[2] == key]:
         return f"did you mean {elsewhere[0]!r}?"
     here = {name: f"{prefix}{name}" for name in _types(kind)}
     near = here if prefix else {**ALIASES, **here}
@@ -401,14 +402,14 @@ def _meant(kind: type, prefix: str, key: str) -> str:
     return f"known are {', '.join(here.values())}" if here else "it has no settings"
 
 
-@functools.lru_cache(maxsize=1)
-def _places() -> list[str]:
-    """Every dotted key that some experiment has, short ones first."""
+@functools.lru_cache(maxsize=2)
+def _places(of_parts: bool) -> list[str]:
+    """Every dotted key that all experiments have, or some because of their parts; short ones first."""
 
     def below(kind: Any, prefix: str) -> Iterator[str]:
         for name, inner in _types(kind).items():
             yield f"{prefix}{name}"
-            for part in REGISTRIES.get(inner, {}).values():
+            for part in REGISTRIES.get(inner, {}).values() if of_parts else ():
                 yield from (f"{prefix}{name}.{field}" for field in _types(part))
             if inner not in REGISTRIES and dataclasses.is_dataclass(inner):
                 yield from below(inner, f"{prefix}{name}.")
