@@ -595,6 +595,18 @@ def test_refused_before_anything_is_written(nursery, tmp_path, algorithm):
     assert ended.code == 2 and "local.optimizer=sgd" in ended.sentence and list(tmp_path.iterdir()) == []
 
 
+def test_refused_in_its_first_round_and_tried_again(nursery, tmp_path):
+    """Only a network that is there can lack what a method needs; its folder must not stand in the way."""
+    tiny = [*TINY, "rounds=1", "algorithm=pse", "out=run"]
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("mine")
+    for out in ("run", "mine"):
+        ended = nursery("run", *tiny, "model=mlp", f"out={out}", cwd=tmp_path)
+        assert ended.code == 2 and "pse exchanges queries" in ended.sentence
+    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["mine", "mine/thesis.tex"]
+    assert nursery("run", *tiny, "model=pse_net", cwd=tmp_path).code == 0 and (tmp_path / "run/result.json").exists()
+
+
 # ---- wrong places ----
 def test_out_that_holds_a_run(finished, nursery):
     before = sorted(finished.rglob("*"))

@@ -71,6 +71,17 @@ class RunFolder:
             raise BadInput(f"out: {folder.path} cannot be a folder ({error.strerror})") from None
         return folder
 
+    def withdraw(self) -> None:
+        """Leave no trace of a run that was refused in its first round: the same out= may be tried again."""
+        log = self.path / "log.txt"
+        if log.exists() and not all(line.startswith("failed: ") for line in log.read_text().splitlines()):
+            return
+        for name in ("config.yaml", "passport.json", "split.json", "label_counts.json", "log.txt", "lock"):
+            (self.path / name).unlink(missing_ok=True)
+        for name in ("metrics.parquet", "bytes.parquet", "checkpoints", "clients", ""):
+            with contextlib.suppress(OSError):  # it never was, or there is something in it
+                (self.path / name).rmdir()
+
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
         folder = cls(path)

@@ -124,7 +124,11 @@ def run(experiment: Experiment | None = None, *, watcher: Watcher | None = None)
     images, _, _ = checked(experiment)
     folder = RunFolder.create(experiment, config.to_yaml(experiment))
     with folder.locked():
-        return _carry_on(folder, experiment, None, [], watcher or Nobody(), images)
+        try:
+            return _carry_on(folder, experiment, None, [], watcher or Nobody(), images)
+        except BadInput:
+            folder.withdraw()
+            raise
 
 
 def checked(experiment: Experiment) -> tuple[Images, Federation, Network]:
@@ -137,7 +141,9 @@ def checked(experiment: Experiment) -> tuple[Images, Federation, Network]:
     federation, _ = experiment.federation(images)
     net = experiment.network(images)
     scope.check(experiment, images)
-    public_images(experiment)
+    public = public_images(experiment)
+    if public is not None and public.checksum == images.checksum:
+        raise BadInput("auxiliary and data are the same images: public data are such as no client owns")
     check_trackers(experiment)
     return images, federation, net
 
@@ -283,8 +289,13 @@ def reply_check(experiment: Experiment, net: Network, federation: Federation) ->
 
 
 def public_images(experiment: Experiment) -> Images | None:
-    """What the server has of its own, where the method needs it."""
-    return experiment.auxiliary.load() if experiment.needs_public_data and experiment.auxiliary else None
+    """What the server has of its own, where the method needs it; nobody looks at its labels."""
+    if not experiment.needs_public_data or experiment.auxiliary is None:
+        return None
+    try:
+        return experiment.auxiliary.load(labelled=False)
+    except BadInput as error:
+        raise BadInput(f"auxiliary: {error}") from None
 
 
 def label_counts(federation: Federation, classes: int) -> list[list[int]]:
@@ -459,6 +470,7 @@ class Recorder:
             cohort = Everyone()(server.population, key(job.seed, "evaluation"))
             replies, _ = ask(self.engine, server, look, cohort, EVERY_REPLY, self.check)
             self.bytes.add(self.ledger.book(look, cohort, replies.received, round=server.round, purpose="evaluation"))
+            self.disclosure.book(look, replies)
             for note in said(server.round, replies):
                 self.folder.log(f"note: {note}")
                 self.watcher.note(note)
