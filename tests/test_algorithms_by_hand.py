@@ -629,6 +629,14 @@ def test_fine_tuned_fedavg(world, part):
 
 
 @pytest.mark.parametrize("part", ["all", "head"])
+def test_fine_tuning_fedprox_is_plain_training(part):
+    """Nothing holds the last stage back to where it began."""
+    world = World(TWO_OF_THREE)
+    found = world.run(FineTuned(FedProx(mu=0.3), epochs=2, part=part)).values
+    assert_same(found, fine_tuned(world, fedprox(world, 0.3), 2, part))
+
+
+@pytest.mark.parametrize("part", ["all", "head"])
 def test_fine_tuning_scaffold_is_plain_training(part):
     """No control variates in the last stage, and those that clients hold stay as they are."""
     world = World(TWO_OF_THREE)

@@ -414,8 +414,9 @@ def test_excited_channels_by_their_definition(layers, scope):
         assert any(chosen.any() for chosen in found.values())
 
 
-@pytest.mark.parametrize("side", [24, 32, 8])
-@pytest.mark.parametrize("tokens", ["channel", "spatial"])
+@pytest.mark.parametrize(
+    ("side", "tokens"), [(24, "channel"), (32, "channel"), (8, "channel"), (24, "spatial"), (32, "spatial")]
+)
 @pytest.mark.parametrize("heads", ["groups", "projection"])
 @pytest.mark.parametrize("residual", [False, True])
 def test_exchange_between_equal_models_is_self_attention(side, tokens, heads, residual):
@@ -531,7 +532,7 @@ def test_a_network_without_attention():
 
     with seeded(0):
         net = Network(MODELS["cnn2"]().build(CLASSES, 1, SIDE), "fp64")
-    with pytest.raises(BadInput, match=r"lacks maps, project, attend, embed: use model=pse_net, or .*attention=self"):
+    with pytest.raises(BadInput, match=r"lacks maps, project, attend, embed, extractor: use model=pse_net, or .*attention=self"):
         by_package(PSE(), net, federation())
     excited, not_excited = (
         by_package(PSE(xi=0.5, attention="self", excite=how), net, federation((3, 2)))[0] for how in ("direct", "none")
@@ -539,13 +540,36 @@ def test_a_network_without_attention():
     assert not same(excited, not_excited)
 
 
+def test_what_is_no_part_of_an_extractor_never_leaves():
+    """With the parts of attention but no extractor to tell them from, all but the head would be sent."""
+    net = tiny()
+    module: Any = net.module
+    module.body = module.extractor
+    del module.extractor
+    with pytest.raises(BadInput, match=r"this one lacks extractor: use model=pse_net"):
+        by_package(PSE(), net, federation())
+
+
+def test_places_need_a_second_one_to_attend_to():
+    with pytest.raises(BadInput, match=r"images of 8 pixels leave one; take model\.tokens=channel"):
+        tiny(PseNet(tokens="spatial"), side=8)
+    tiny(PseNet(tokens="spatial"), side=16)
+
+
+def test_how_far_a_filter_can_move():
+    with pytest.raises(BadInput, match=r"algorithm\.xi is 2, and a filter cannot move further"):
+        PSE(xi=2)
+    assert PSE(xi=2, excite="penalty").xi == 2  # xi divided by a small rate: the penalty that pulls as far
+
+
 def test_a_network_without_convolutions():
     from fedlens.models import MODELS
 
     with seeded(0):
         net = Network(MODELS["mlp"](hidden=4).build(CLASSES, 1, SIDE), "fp64")
-    with pytest.raises(BadInput, match=r"pse excites convolutions, and this network has none"):
-        by_package(PSE(attention="self"), net, federation())
+    for tap, advice in (("relu", r"algorithm\.tap=conv, or"), ("conv", "another model, or")):
+        with pytest.raises(BadInput, match=rf"this network has none with a {tap} to tap; .*{advice} algorithm\.excite"):
+            by_package(PSE(attention="self", tap=tap), net, federation())
     state, *_ = by_package(PSE(attention="self", excite="none"), net, federation())
     assert all(leaf.isfinite().all() for leaf in state.leaves())
 

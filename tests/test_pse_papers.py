@@ -262,7 +262,7 @@ def test_what_cannot_be_said(runs, run, tmp_path):
 
 
 def test_refusals_of_the_methods_themselves(run, tmp_path):
-    with pytest.raises(BadInput, match=r"this one lacks maps, project, attend, embed: use model=pse_net"):
+    with pytest.raises(BadInput, match=r"this one lacks maps, project, attend, embed, extractor: use model=pse_net"):
         run(tmp_path / "a", "algorithm=pse", "model=cnn2")
     with pytest.raises(BadInput, match=r"give local.epochs=2 or more"):
         run(tmp_path / "b", "algorithm=fedrep", "local.epochs=1")

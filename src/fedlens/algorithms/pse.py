@@ -13,12 +13,13 @@ from ..attribution.cam import resized
 from ..attribution.channels import ChannelTaps
 from ..attribution.question import scores
 from ..core.errors import BadInput
-from ..core.fields import Share
+from ..core.fields import NonNegative
 from ..core.network import Network
 from ..core.tree import Tree, grad
 from .fedper import FedPer, Part, is_extractor
 
-PARTS = ("maps", "project", "attend", "embed")  # of a network whose attention another model's maps can take part in
+# Of a network whose attention another model's maps can take part in; what is not in its extractor stays private.
+PARTS = ("maps", "project", "attend", "embed", "extractor")
 Pair = tuple[Tree, Tree]  # weights of the local and of the global network, both with the client's classifier
 _UNTAPPED = nullcontext(), nullcontext()
 _ROWS = 1024  # masked images of Score-CAM at a time
@@ -34,15 +35,16 @@ class PSE(FedPer):
     under the client's own classifier; both predictions count, and their attentions exchange queries. Prediction is by
     the local network alone. The paper's ablations are excite=none (v1), attention=self (v2), model.position=false (v3).
 
-    A network needs maps(x), project(maps), attend(query, key, value, maps) and embed(attended), as pse_net has. Others
-    have no queries to exchange: attention=self excites their convolutions and nothing else.
+    A network needs maps(x), project(maps), attend(query, key, value, maps), embed(attended) and, as a part of its own,
+    its extractor, as pse_net has. Others have no queries to exchange: attention=self excites their convolutions and
+    nothing else. Clients of one class or one image train like others, as do maps of a single place (images of 8 pixels).
 
     Differs from the paper, which contradicts itself: scores are means (sums saturate the sigmoid), the threshold is
     each layer's own, and a channel is excited only where the difference is more than zero.
     """
 
     private: Part = "classifier"  # none: averaged like the extractor
-    xi: Share = 0.01  # how far an excited filter, with its bias, moves to the global one
+    xi: NonNegative = 0.01  # how far an excited filter, with its bias, moves to the global one
     excite: Literal["direct", "penalty", "none"] = "direct"  # after the step (eq. 4), or xi/2 |.|^2 in the loss (eq. 8)
     attention: Literal["cross", "self"] = "cross"  # self: each model by itself
     cam: Literal["gradcam", "gradcam++", "scorecam"] = "gradcam"  # what a channel's evidence is
@@ -52,6 +54,10 @@ class PSE(FedPer):
     threshold_scope: Literal["layer", "global"] = "layer"  # the mean difference in a layer, or in all layers
     tap: Literal["relu", "conv"] = "relu"  # a convolution's maps: after its ReLU, or its output
     local_init: Literal["global", "persistent"] = "global"  # persistent: every client goes on from its own extractor
+
+    def __post_init__(self):
+        if self.excite == "direct" and self.xi > 1:
+            raise BadInput(f"algorithm.xi is {self.xi:g}, and a filter cannot move further than to the global one, 1")
 
     def setup(self, server):
         self.crosses(server.net)  # refused before anyone is asked
@@ -129,8 +135,8 @@ class PSE(FedPer):
         layers = [layer for layer in taps[0].leaves if is_extractor(net, f"{layer}.weight")]
         if not layers:
             raise BadInput(
-                f"pse excites convolutions, and this network has none with a {self.tap} to tap; "
-                "take another model, algorithm.tap=conv, or algorithm.excite=none"
+                f"pse excites convolutions, and this network has none with a {self.tap} to tap; take another model, "
+                f"{'algorithm.tap=conv, ' if self.tap == 'relu' else ''}or algorithm.excite=none"
             )
         if self.cam == "scorecam":
             maps = ({layer: tap.maps[layer] for layer in layers} for tap in taps)

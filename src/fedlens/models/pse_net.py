@@ -138,4 +138,8 @@ class PseNet(Model):
     def network(self, classes, channels, size):
         if self.heads == "groups" and WIDTHS[-1] % self.count:
             raise BadInput(f"model.count={self.count} heads do not divide {WIDTHS[-1]} channels; take 1, 2, 4, 8 or so")
+        if self.tokens == "spatial" and size < 16:
+            raise BadInput(
+                f"model.tokens=spatial attends to places, and images of {size} pixels leave one; take model.tokens=channel"
+            )
         return PseNetwork(self, classes, channels, size)
