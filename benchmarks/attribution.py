@@ -2,11 +2,16 @@
 
     python benchmarks/attribution.py                       # on the GPU where there is one
     python benchmarks/attribution.py --device cpu --batch 64 --repeats 5
+    python benchmarks/attribution.py --models --epoch 49920     # LRP over as many images as an epoch trains on, alone
 
 Times are medians over the repeats of all jobs taken in turn, so that a busy machine slows all alike. Each job goes over
 `--passes` batches: a call of ours looks at one image first, which is not part of a pass. The plain passes are the
 network's own, with nothing watching: to the images alone, and to images and weights as in training. captum is left out
 where it is not installed or cannot do it (its LRP has no rule for sums, reused modules and what it does not know).
+
+With `--epoch` LRP is asked as FedXDS asks it, `--batch` images at a time, and training is a round of FedAvg in lanes:
+ten clients, ResNet-8, batches of 64, one epoch; in bf16 on a GPU, where LRP is fp32 with TF32. Each is the best of
+several, one after the other.
 
 One thread of a busy x86 CPU, torch 2.13.0, 32 images of 32 px, median of 3, times a plain pass to the image:
   ResNet18, stock stem (152 ms)  guided with all layer norms 1.30, LRP 2.02; captum: guided without norms 1.29, no LRP
@@ -27,11 +32,15 @@ import torch
 from torch import Tensor, nn
 
 from fedlens.attribution import attribute, channel_gradients, layer_saliency
+from fedlens.bench import Work, parts, seconds
+from fedlens.core.batches import Shard
 from fedlens.core.network import Network
 from fedlens.core.rng import generator, seeded
 from fedlens.core.tree import Tree
+from fedlens.engines.lanes import Lanes
 from fedlens.models import model_named
 from fedlens.models.resnet import ResNet18
+from fedlens.simulate import matmuls
 
 Job = Callable[[], object]
 
@@ -39,12 +48,13 @@ Job = Callable[[], object]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--batch", type=int, default=0, help="images a pass; 512 on a GPU, 32 on a CPU")
+    parser.add_argument("--batch", type=int, default=0, help="images a pass; 512 (epoch: 2048) on a GPU, 32 on a CPU")
     parser.add_argument("--passes", type=int, default=0, help="batches a job; 4 on a GPU, 1 on a CPU")
     parser.add_argument("--repeats", type=int, default=0, help="of each job; 20 on a GPU, 5 on a CPU")
     parser.add_argument("--size", type=int, default=32)
     parser.add_argument("--threads", type=int, default=1, help="of the CPU")
     parser.add_argument("--models", nargs="*", default=["resnet18 stock", "resnet18 cifar", "vgg11"])
+    parser.add_argument("--epoch", type=int, default=0, metavar="IMAGES", help="LRP over them beside training on them")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
@@ -58,6 +68,12 @@ def main() -> None:
         found["seconds"][name] = measure(name, batch, passes, asked.size, asked.device, repeats)
         if not asked.json:
             show(name, found)
+    if asked.epoch:
+        chunk = asked.batch or (2048 if on_gpu else 32)
+        found["epoch"] = beside_an_epoch(asked.epoch, chunk, asked.size, asked.device, asked.repeats or 3)
+        if not asked.json:
+            print(f"\nResNet-8, {asked.size} px, LRP on {chunk} images at a time, {machine}, torch {torch.__version__}")
+            print("  " + ", ".join(f"{name} {value:.4g}" for name, value in found["epoch"].items()))
     if asked.json:
         print(json.dumps(found, indent=1))
 
@@ -83,6 +99,32 @@ def measure(name: str, batch: int, passes: int, size: int, device: str, repeats:
             wait()
             seconds[name_of_job].append(time.perf_counter() - start)
     return {name: sorted(values)[len(values) // 2] for name, values in seconds.items()}
+
+
+def beside_an_epoch(images: int, chunk: int, size: int, device: str, repeats: int) -> dict[str, float]:
+    """Seconds of LRP over so many images, in chunks, and of one epoch of training on them."""
+    clients = 10
+    batch = max(1, min(64, images // clients))
+    work = Work("ResNet-8", model_named("resnet8"), clients, max(1, images // clients // batch), batch, size=size)
+    on_gpu = device.startswith("cuda")
+    precision = "bf16" if on_gpu else "fp32"
+    net, federation = parts(work, precision, device)
+    weights, everything = net.initial_weights(), Shard(federation.data, torch.arange(work.images, device=device))
+    laps = []
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    with matmuls(precision):
+        for _ in range(1 + repeats):  # once for warmth
+            began = time.perf_counter()
+            for some in everything.chunks(chunk):
+                attribute("lrp", net, weights, some.x, some.y)
+            if on_gpu:
+                torch.cuda.synchronize()
+            laps.append(time.perf_counter() - began)
+        lrp, memory = min(laps[1:]), torch.cuda.max_memory_allocated() / 2**30 if on_gpu else None
+        epoch, _ = seconds(work, lambda: (net, Lanes(net, federation)), device, repeats)
+    found = {"images": work.images, "LRP, seconds": lrp, "epoch, seconds": epoch, "LRP / epoch": lrp / epoch}
+    return found if memory is None else {**found, "LRP, GiB": memory}
 
 
 def jobs(net: Network, x: Tensor, y: Tensor, chunk: int) -> dict[str, Job]:

@@ -28,7 +28,7 @@ import yaml
 
 from fedlens import config
 from fedlens.algorithms import ALGORITHMS
-from fedlens.describe import describe, presets, usual_model
+from fedlens.describe import PUBLIC, describe, presets, usual_model
 from fedlens.recommend import known
 
 DOCS = Path(__file__).parent
@@ -39,6 +39,10 @@ RUNS = {  # what else a method needs before it can run
     "fedrep": "local.epochs=5",
     "feddf": "auxiliary=fashion_mnist",
     "fedaux": "auxiliary=fashion_mnist",
+}
+ONCE = {  # what the bytes that are handed out once are about
+    **dict.fromkeys(("fedxds", "fedfed"), "shared images are those of a federation of two images"),
+    "fedaux": f"features (down, once) and scores are of {PUBLIC} public images and grow with their number",
 }
 BEGIN, END = "<!-- what leaves: made by `python docs/cards.py` from the code -->", "<!-- end of what leaves -->"
 PART = "part of delta"  # where some weights stay at the client, or are left out
@@ -134,7 +138,7 @@ def messages(name: str) -> str:
     head = ["part", *(titles[where] for where in columns)]
     rows = [[stage, *(contents(places.get(where, {})) for where in columns)] for stage, places in found.items()]
     about = f"Of each client that takes part in a round, for {MODELS[model]} on colour images of 32 pixels, ten classes"
-    about += "; shared images are those of a federation of two images." if once else "."
+    about += f"; {ONCE[name]}." if once else "."
     return f"{table(head, rows)}\n\n{about} From its own hooks, as `fedlens describe {name}` shows them."
 
 
@@ -199,7 +203,7 @@ def size(count: int) -> str:
 # ---- settings --------------------------------------------------------------------------------------------------------
 def named(kind: type) -> list[str]:
     """Settings that go by a name."""
-    rows = [[f"`{chosen}`", f"`{meaning}`"] for chosen, meaning in presets(kind()).items()]
+    rows = [[f"`{to}`", f"`{meaning}`" if meaning else "its defaults"] for to, meaning in presets(kind()).items()]
     return ["## Presets", table(["preset", "its settings"], rows)] if rows else []
 
 
@@ -292,8 +296,9 @@ def overview(said: dict[str, dict[str, str]], measured: dict[str, Any]) -> str:
         MADE,
         f"{len(ALGORITHMS)} methods, each one file. `algorithm=NAME` chooses one; `algorithm=NAME+ft` adds fine-tuning "
         "to any, `algorithm=NAME/PRESET` takes settings that have a name (on the cards of FedSLS "
-        "and FedXDS); FedSLS, FedXDS, FedFed, FedDISCO and FedDecorr go over any base (`algorithm=fedsls "
-        "algorithm.base=scaffold`). [Which one?](choose.md)",
+        "and FedXDS); FedSLS, FedXDS, FedFed, FedDISCO and FedDecorr go over a base (`algorithm=fedsls "
+        "algorithm.base=scaffold`). What cannot go together is refused: sharing data (FedXDS, FedFed) over PSE or "
+        "FedAux, and two that each decide how much a client counts. [Which one?](choose.md)",
     ]
     for family, names in families.items():
         rows = [

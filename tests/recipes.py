@@ -135,6 +135,8 @@ RECIPES = {
         FedXDS(FedDyn(), warmup_rounds=2, warmup_epochs=1, lrp="epsilon", mask_source="class", accounting="metric"),
         pretrain_epochs=0,
     ),
+    "fedxds, spatl": FedXDS(SPATL(episodes=2), warmup_rounds=1, warmup_epochs=1),
+    "fedxds, fedsls, scaffold": FedXDS(FedSLS(Scaffold(), pretrain_epochs=1), warmup_rounds=1, warmup_epochs=1),
     "spatl": SPATL(episodes=2),
     "spatl, salient": SPATL(selector="uniform", budget=0.5, control_upload="salient", normalise="per_index"),
     "spatl, norms": SPATL(selector="l2_global", constraint="params", budget=0.6, control_at="post_step"),

@@ -30,6 +30,7 @@ from fedlens.algorithms import (
     FedGen,
     FedProx,
     FedXDS,
+    FineTuned,
     Local,
     Moon,
     Scaffold,
@@ -39,21 +40,24 @@ from fedlens.algorithms.feddisco import discrepancy, weighed
 from fedlens.algorithms.fedfed import Distil, Exchange
 from fedlens.algorithms.fedftg import labels_like
 from fedlens.algorithms.fedgen import class_shares
+from fedlens.clock import count_work
 from fedlens.core.algorithm import Server
 from fedlens.core.batches import as_it_is, plan
 from fedlens.core.errors import BadInput
 from fedlens.core.network import Network
 from fedlens.core.optimizer import Adam
-from fedlens.core.rng import fold, generator, key, normal, seeded, uniform
+from fedlens.core.rng import fold, generator, key, normal, numpy_generator, seeded, uniform
 from fedlens.core.run import run, timetable
 from fedlens.core.tree import Tree
 from fedlens.core.weighting import by_examples
+from fedlens.describe import describe
 from fedlens.diff import differences
 from fedlens.engines.sequential import Sequential
 from fedlens.experiment import resized
 from fedlens.models.generators import ImageGenerator, LatentGenerator, Vae, diversity, first_weights
 from fedlens.papers import fedxds as tables
 from fedlens.privacy import gaussian_delta
+from fedlens.privacy.disclosure import Disclosure
 from recipes import public_data
 from small import PLAN, SIZES, Net, federation, network, same
 
@@ -359,6 +363,13 @@ def test_fedgen_without_weights_is_fedavg_to_the_bit():
         assert not same(carried_out(replace(GEN, **term))[0].model, found.model)
 
 
+def test_made_up_features_count_ever_less_and_never_nothing():
+    by, net = replace(GEN, decay=0.5, least=0.2), network()
+    state = by.setup(Server(net, Tree(), 2))
+    turns = [state.replace(turns=torch.tensor(t)) for t in (0, 1, 2, 3, 9)]
+    assert [float(by.broadcast(Server(net, one, 2)).strength) for one in turns] == [0, 0.5, 0.25, 0.2, 0.2]
+
+
 def test_fedgens_generator_learns_what_heads_take_for_a_class():
     by, net = replace(GEN, steps=150, batch=32, decay=1.0), network()
     server = Server(net, by.setup(Server(net, Tree(), 6, key=3)), 6, key=4)
@@ -532,6 +543,18 @@ def test_residual_and_reconstruction_are_the_image_and_noise_is_exact():
     assert shared.y.tolist() == y.tolist() * 2
 
 
+@pytest.mark.parametrize(("name", "at", "sigma"), [("first noise", 0, 0.1), ("second noise", 400, 0.3)])
+def test_both_noises_of_a_residual_are_exact(name, at, sigma):
+    x, seed = torch.randn(400, 1, 6, 6, generator=generator(0)).double(), torch.tensor(5)
+    vae = first_weights(Vae, (1, 6, 6), 4, 4, seed=1, like=x)
+    noisy, plain = (by.released(vae, x, torch.arange(400) % 3, seed).x[at : at + 400].double()
+                    for by in (FED, replace(FED, sigma1=0.0, sigma2=0.0)))  # fmt: skip
+    torch.testing.assert_close(noisy - plain, sigma * normal(fold(seed, name), *x.shape).double(), rtol=0, atol=1e-6)
+    assert float((noisy - plain).std()) == pytest.approx(sigma, rel=0.02)
+    details = FED.statement().details
+    assert (details["sigma1"], details["sigma2"]) == (0.1, 0.3) and "0.1 and 0.3" in FED.statement().mechanism
+
+
 def test_fedfed_shares_all_residuals_once_and_then_trains_afresh():
     recipe = replace(FED, base=Scaffold())
     state, seen = carried_out(recipe)
@@ -546,7 +569,10 @@ def test_fedfed_shares_all_residuals_once_and_then_trains_afresh():
     assert said.epsilon is None and not said.holds
 
 
-@pytest.mark.parametrize(("base", "match"), [(FedXDS(), "shares data itself"), (PSE(), "cannot be pse")])
+@pytest.mark.parametrize(
+    ("base", "match"),
+    [(FedXDS(), "shares data itself"), (PSE(), "cannot be pse"), (FineTuned(FedAux()), "cannot be fedaux, whose")],
+)
 def test_fedfed_refuses_bases_that_cannot_share(base, match):
     with pytest.raises(BadInput, match=match):
         timetable(FedFed(base), PLAN)
@@ -624,7 +650,7 @@ def test_fedaux_by_hand():
             public = F.normalize(first.features(x))
             noise = fold(torch.tensor(seed), "noise")
             scores.append(AUX.scores(own, public[negatives], public[others], noise).double())
-            tickets.append(seed)
+            tickets.append(key(seed, "ticket"))
     assert [int(r.upload.ticket) for r in replies] == tickets and "shared" not in found
     assert all(torch.allclose(r.upload.scores.double(), s, atol=1e-6) for r, s in zip(replies, scores, strict=True))
     assert job.shared.nbytes == 20 * WIDTH * 8 and replies[0].upload.scores.nbytes == 16 * 4
@@ -640,6 +666,47 @@ def test_fedaux_by_hand():
         rows, weights, _ = plan(16, 6, key(key(0, "server", round), "distil"), steps=5)
         distilled_by_hand(model, target, rows, weights, 0.01, x[others])
     assert apart(model, found.model) < 1e-7  # scores travel as float32
+
+
+def test_a_ticket_links_messages_and_does_not_lead_to_the_noise():
+    _, seen = carried_out(AUX)
+    tickets = {reply.client: int(reply.upload.ticket) for reply in seen[0][1]}
+    assert len(set(tickets.values())) == len(SIZES)
+    assert all(tickets[reply.client] == int(reply.upload.ticket) for _, replies in seen[1:] for reply in replies)
+    by, own, public = replace(AUX, epsilon=0.1), *(torch.eye(9).double()[part] for part in (slice(5), slice(5, 9)))
+    for client, ticket in tickets.items():
+        secret, told = (fold(torch.tensor(number), "noise") for number in (key(0, "client", 0, client), ticket))
+        clean = logistic(torch.cat([own, public]), torch.tensor([1.0] * 5 + [-1.0] * 4).double(), 0.01)
+        sent = by.scores(own, public, 1e-6 * torch.eye(9).double(), secret).double().logit() * 1e6
+        noise = [by.sigma(9) * normal(seed, 9).double() for seed in (secret, told)]
+        guesses = [float((sent - each - clean).norm()) for each in noise]
+        assert guesses[0] < by.sigma(9) / 100 and guesses[1] > by.sigma(9)  # who has the key has the regression
+    said = Score(by=AUX).statement()
+    assert any("ticket" in each for each in said.not_covered) and "nodes draw it from the run's seed" in said.randomness
+
+
+@pytest.mark.parametrize("negatives", [0.1, 0.5])
+def test_some_public_images_are_negatives(negatives):
+    """The others are scored and distilled on."""
+    state = Score(by=replace(AUX, negatives=negatives)).setup(Server(network(), Tree(), 2, auxiliary=public_data()))
+    apart = round(20 * negatives)
+    assert [len(state.shared[name]) for name in ("negatives", "others")] == [apart, 20 - apart]
+    assert len(state.distil.unique()) == 20 - apart
+
+
+@pytest.mark.parametrize(("negatives", "count"), [(0.01, 0), (0.99, 20)])
+def test_all_or_no_public_images_as_negatives_are_refused(negatives, count):
+    with pytest.raises(BadInput, match=f"makes {count} of 20 public images negatives: some must"):
+        carried_out(replace(AUX, negatives=negatives))
+
+
+def test_what_is_released_twice_is_stated_twice(tmp_path):
+    score, written = PLAN.errand(Score(by=AUX)), {}
+    rounds = [score, replace(PLAN, algorithm=FedAvg()), score]
+    said = Disclosure(tmp_path / "privacy.json", [(stage, 0, 0) for stage in rounds], len(SIZES), 0)
+    for done, releases in ((1, 1), (2, 1), (3, 2)):
+        said.write(done, written.__setitem__)
+        assert [one["epsilon"] for one in written["privacy.json"]["statements"]] == [5.0] * releases
 
 
 def test_equal_scores_are_feddf():
@@ -698,7 +765,10 @@ def test_pretraining_tells_images_apart_and_leaves_the_head():
 def test_fedaux_refuses_a_run_without_public_data():
     with pytest.raises(BadInput, match=r"fedaux distils on public data.*auxiliary="):
         carried_out(FedAux(), auxiliary=None)
-    assert Score(by=AUX).statement().holds and Exchange(by=FED).statement().epsilon is None
+    said = Score(by=replace(AUX, delta=1e-4, regularisation=0.5)).statement()
+    assert (said.epsilon, said.delta, said.holds) == (5.0, 1e-4, True) and "lambda is 0.5" in said.sensitivity
+    assert said.details["sigma_of_10000_images"] == replace(AUX, delta=1e-4, regularisation=0.5).sigma(10_000)
+    assert Exchange(by=FED).statement().epsilon is None
 
 
 # ---- runs ------------------------------------------------------------------------------------------------------------
@@ -772,6 +842,20 @@ def test_a_run_from_words_is_the_same_after_a_stop(name, folder, tmp_path):
         assert said[0]["epsilon"] == (0.1 if name == "fedaux" else None)
 
 
+@pytest.mark.parametrize("setting", ["fedgen.batch", "fedftg.batch", "fedaux.pretrain_batch"])
+def test_what_is_normalised_or_told_apart_within_a_batch_needs_two(setting, folder, tmp_path):
+    name, _, field = setting.partition(".")
+    asked = words(folder, name, *SHORT[name], f"out={tmp_path / 'run'}")
+    with pytest.raises(BadInput, match=f"algorithm.{field} is 1, but it should be greater than or equal to 2"):
+        config.read(None, [*asked, f"algorithm.{field}=1"])
+    simulate.run(config.read(None, [*asked, f"algorithm.{field}=2"]))
+
+
+@pytest.mark.parametrize("name", ["feddf", "fedaux"])
+def test_one_public_image_at_a_time(name, folder, tmp_path):
+    simulate.run(config.read(None, words(folder, name, *SHORT[name], "algorithm.batch=1", f"out={tmp_path / 'run'}")))
+
+
 @pytest.mark.parametrize("name", ["feddf", "fedaux"])
 def test_public_data_are_refused_by_name_when_missing(name, folder, tmp_path):
     asked = [word for word in words(folder, name, f"out={tmp_path / 'run'}") if not word.startswith("auxiliary=")]
@@ -782,6 +866,57 @@ def test_public_data_are_refused_by_name_when_missing(name, folder, tmp_path):
     with pytest.raises(BadInput, match=r"nowhere\.npz"):
         simulate.run(config.read(None, [*asked, f"auxiliary={tmp_path / 'nowhere.npz'}"]))
     assert not (tmp_path / "run").exists()
+
+
+def test_public_images_need_no_labels(folder, tmp_path):
+    x = numpy_generator(3).integers(0, 256, (40, 8, 8), np.uint8)
+    np.savez(tmp_path / "one_class.npz", x=x, y=np.zeros(40, int))
+    public = f"auxiliary={tmp_path / 'one_class.npz'}"
+    simulate.run(config.read(None, [*words(folder, "feddf", *SHORT["feddf"]), public, f"out={tmp_path / 'run'}"]))
+    clients = f"data={tmp_path / 'one_class.npz'}"
+    with pytest.raises(BadInput, match="npz has one class only"):  # read before, and clients learn from them
+        simulate.run(config.read(None, [*words(folder, "feddf"), clients, f"out={tmp_path / 'other'}"]))
+
+
+def test_public_images_are_nobodys(folder, tmp_path):
+    (tmp_path / "again.npz").write_bytes((folder / "own.npz").read_bytes())
+    for name in (folder / "own.npz", tmp_path / "again.npz"):
+        asked = [*words(folder, "feddf", *SHORT["feddf"]), f"auxiliary={name}", f"out={tmp_path / 'run'}"]
+        with pytest.raises(BadInput, match="auxiliary and data are the same images"):
+            simulate.run(config.read(None, asked))
+
+
+def test_the_part_that_needs_public_data_is_named():
+    asked = ["algorithm=fedfed", "algorithm.base=feddisco", "algorithm.base.base=feddf"]
+    with pytest.raises(BadInput, match=r"^feddf needs public data"):
+        assert config.read(None, asked).needs_public_data
+    assert not config.read(None, [*asked, "algorithm.base.base.steps=0"]).needs_public_data
+
+
+@pytest.mark.parametrize("name", ["feddf", "fedgen"])
+def test_public_data_that_nobody_needs_are_noted(name, folder, tmp_path):
+    simulate.run(config.read(None, [*words(folder, name, *SHORT[name]), f"out={tmp_path / 'run'}"]))
+    note = f"auxiliary is not used: {name} needs no public data"
+    told = json.loads((tmp_path / "run" / "passport.json").read_text())["split_notes"]
+    assert (note in told) == (name == "fedgen")
+
+
+def test_fedaux_under_dp_is_refused_before_scores_leave(folder, tmp_path):
+    asked = [*words(folder, "fedaux", *SHORT["fedaux"]), "uplink=dp", f"out={tmp_path / 'run'}"]
+    with pytest.raises(BadInput, match="uplink dp protects delta alone, but fedaux also uploads scores and a ticket"):
+        simulate.run(config.read(None, asked))
+    assert not (tmp_path / "run").exists()
+
+
+def test_messages_and_work_are_those_of_some_public_images(folder):
+    """No training at the server: two thousand steps of SimCLR would change neither."""
+    experiment = config.read(None, [*words(folder, "fedaux"), "algorithm.negatives=0.001"])
+    leaves = {(leaf.where, leaf.name): leaf for leaf in describe(experiment, 3, 1, 8) if leaf.stage == "Score"}
+    assert leaves["shared", "negatives"].shape == (1, 8) and leaves["shared", "others"].shape == (9, 8)
+    assert leaves["up", "scores"].bytes == 9 * 4
+    assert list(count_work(experiment, experiment.data.load())) == [
+        stage for stage, at, _ in experiment.timetable() if at == 0
+    ]
 
 
 def test_public_images_take_the_shape_of_the_clients():

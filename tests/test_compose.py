@@ -4,7 +4,20 @@ from dataclasses import replace
 
 import pytest
 
-from fedlens.algorithms import PSE, SPATL, FedAU, FedAvg, FedDISCO, FedDyn, FedSAM, FedSL, FedSLS, FedXDS, Scaffold
+from fedlens.algorithms import (
+    PSE,
+    SPATL,
+    FedAU,
+    FedAux,
+    FedAvg,
+    FedDISCO,
+    FedDyn,
+    FedSAM,
+    FedSL,
+    FedSLS,
+    FedXDS,
+    Scaffold,
+)
 from fedlens.core.algorithm import Errand
 from fedlens.core.cohort import Uniform
 from fedlens.core.errors import BadInput
@@ -94,6 +107,12 @@ def far(a: Tree, b: Tree) -> float:
 def test_two_networks_at_once_cannot_share():
     for base in (OWN_HEADS, FedSLS(OWN_HEADS)):
         with pytest.raises(BadInput, match="cannot be pse, which asks two networks about the same images; fedper or"):
+            Finished(FedXDS(base))
+
+
+def test_what_hands_out_data_of_its_own_cannot_share():
+    for base in (FedAux(), FedSLS(FedAux())):
+        with pytest.raises(BadInput, match="of fedxds cannot be fedaux, whose features of public images"):
             Finished(FedXDS(base))
 
 

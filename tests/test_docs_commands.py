@@ -186,7 +186,7 @@ def test_a_command_without_a_rule_fails(command, tmp_path, monkeypatch):
 
 # ---- benchmarks ------------------------------------------------------------------------------------------------------
 QUICK = {  # a look instead of a measurement
-    "attribution.py": "--device cpu --batch 2 --repeats 1 --models vgg11",
+    "attribution.py": "--device cpu --batch 2 --repeats 1 --models vgg11 --epoch 20",
     "audit.py": "--small --device cpu --steps 2",
     "faults.py": "rounds=10 clients=20 cohort=4 local.steps=1",
     "federation.py": "bits --small",

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import fedlens
 import fedlens.algorithms.fedxds as fedxds_module
 from fedlens import config, simulate
-from fedlens.algorithms import PSE, FedAvg, FedDecorr, FedPer, FedProx, FedXDS, FineTuned, Scaffold
+from fedlens.algorithms import PSE, FedAvg, FedDecorr, FedFed, FedPer, FedProx, FedXDS, FineTuned, Scaffold
 from fedlens.algorithms.fedxds import BOUNDED, FIG2C, METRIC, OFFICIAL, PAPER, Exchange
 from fedlens.algorithms.sharing import WithSharedData, assembled, packed, unpacked
 from fedlens.attribution import attribute
@@ -472,19 +472,40 @@ def test_the_papers_sensitivity_fails_where_the_mask_sees_the_image(attribution)
     assert true_delta > 100 * PAPER.delta
 
 
-@pytest.mark.parametrize(
-    "by", [replace(METRIC, sigma=0), FedXDS(attribution="random", sigma=0), FedXDS(sigma=0, sparsity=0)]
-)
+@pytest.mark.parametrize("fixed", [dict(mask_source="class"), dict(attribution="random"), dict(sparsity=100)])
 @pytest.mark.parametrize("mask", ["binary", "soft"])
-def test_masks_that_do_not_see_the_image_move_nothing_apart(by, mask):
-    by = replace(by, mask=mask if by.sparsity else "binary", clip_norm=3.0)
-    assert by.is_mask_fixed
-    net, ((x, y), (other, _)) = colours(), (images(40, 1), images(40, 2))
-    weights = net.initial_weights()
-    for scale in (1e-9, 1e-2, 1.0, 30.0):
-        near = x + scale * (other - x)
-        a, b = (by.masked(i, by.attributed(net, weights, i, y, 64, SEED), SEED)[0] for i in (x, near))
-        assert ((a - b).flatten(1).norm(dim=1) <= (x - near).flatten(1).norm(dim=1) * (1 + 1e-7)).all()
+def test_masks_that_do_not_see_the_image_move_nothing_apart(fixed, mask):
+    for by in (FedXDS(**fixed, mask=mask, clip_norm=3.0), FedXDS(sparsity=0, clip_norm=3.0)):
+        assert by.is_mask_fixed
+        (x, y), (other, _) = images(40, 1), images(40, 2)
+        for scale in (1e-9, 1e-2, 1.0, 30.0):
+            assert moved(by, x, x + scale * (other - x), y).max() <= 1 + 1e-7
+        assert moved(by, *worst_neighbours(by)) <= 1 + 1e-7
+
+
+@pytest.mark.parametrize("attribution", ["lrp", "ig", "inputxgrad"])
+def test_a_soft_mask_that_keeps_all_pixels_sees_the_image(attribution):
+    """It is the image's own attribution: nothing is dropped, and still two releases move apart."""
+    by = FedXDS(attribution=attribution, sparsity=0, mask="soft")
+    assert not by.is_mask_fixed and moved(by, *worst_neighbours(by)) > 1.3
+
+
+def moved(by, x, other, y):
+    """How far releases are apart, over the distance of their images."""
+    net = colours()
+    a, b = (by.masked(i, by.attributed(net, net.initial_weights(), i, y, 64, SEED), SEED)[0] for i in (x, other))
+    return (a - b).flatten(1).norm(dim=1) / (x - other).flatten(1).norm(dim=1)
+
+
+def worst_neighbours(by, step=1e-6):
+    """(image, one a hair away, label): in the direction in which the release moves most, by finite differences."""
+    net, (x, y) = colours(), images(1, 1)
+    weights, pixels = net.initial_weights(), x.numel()
+    around = torch.cat([x, x + step * torch.eye(pixels, dtype=x.dtype).view(-1, *x.shape[1:])])
+    worth = by.attributed(net, weights, around, y.expand(len(around)), 64, SEED)
+    here, *there = by.masked(around, worth, SEED)[0].flatten(1)
+    direction = torch.linalg.svd(torch.stack(there) - here)[0][:, 0]
+    return x, x + step * direction.view(x.shape), y
 
 
 def test_class_masks_are_of_the_model_and_the_label_alone():
@@ -508,7 +529,12 @@ def test_class_masks_are_of_the_model_and_the_label_alone():
         (FedXDS(mask_source="class"), False),  # a fixed mask, but too little noise for distant pairs
         (FedXDS(accounting="metric", attribution="random"), True),
         (FedXDS(accounting="metric", sparsity=0), True),
-        (FedXDS(accounting="metric", mask_epsilon=1.0), True),  # at the price of what the masks tell
+        (FedXDS(accounting="metric", sparsity=0, mask="soft"), False),  # pixels are weighed by what the image shows
+        (FedXDS(accounting="metric", sparsity=100, mask="soft"), True),
+        (FedXDS(accounting="metric", mask_epsilon=1.0), False),  # the masks tell more than epsilon
+        (FedXDS(accounting="metric", sparsity=0, mask_epsilon=1.0), True),
+        (FedXDS(accounting="bounded", mask_epsilon=1.0), True),
+        (FedXDS(accounting="bounded", sparse=True, sparsity=0, mask="soft"), True),  # all places, whatever the image
         (FedXDS(accounting="bounded", sparse=True), False),  # places of kept pixels are in clear
         (FedXDS(accounting="bounded", sparse=True, mask_source="class"), True),
         (FedXDS(accounting="bounded", sigma=0), False),
@@ -521,6 +547,29 @@ def test_which_promises_hold(by, holds):
     assert "labels" in said.not_covered[0] and "seed" in said.randomness
     plain = json.loads(json.dumps(said.plain(), allow_nan=False))
     assert plain["details"]["sigma"] == by.noise
+
+
+def test_what_a_mask_tells_beyond_epsilon_is_stated():
+    said = FedXDS(accounting="metric", mask_epsilon=5.0).statement()
+    assert "3 more for each pixel" in said.because and "the mask, which depends" in said.not_covered[-1]
+    assert said.details["mask_beyond_epsilon"]["32 x 32"] == 3080
+    for covered in (dict(accounting="bounded"), dict(accounting="metric", sparsity=0)):  # with the pixels; fixed
+        assert FedXDS(**covered, mask_epsilon=5.0).statement().details["mask_beyond_epsilon"] == {}
+
+
+@pytest.mark.parametrize("accounting", ["paper", "metric", "bounded"])
+def test_the_log_has_a_note_on_masks_that_are_not_covered(accounting):
+    by = replace(SHORT, accounting=accounting, mask_epsilon=5.0)
+    job, replies = carried_out(by)[1][2]
+    notes = " ".join(job.stage.algorithm.notes(replies))
+    assert ("another epsilon of 110 about each image" in notes) == (accounting != "bounded")  # 11 of 36 pixels kept
+
+
+def test_why_the_papers_promise_fails():
+    assert "proven for epsilon < 1 alone" in PAPER.statement().because
+    assert "proven for epsilon" not in FedXDS(epsilon=0.9).statement().because + OFFICIAL.statement().because
+    for by in (PAPER, METRIC):
+        assert "of the same label" in by.statement().adjacency
 
 
 def test_numbers_of_a_statement():
@@ -609,6 +658,11 @@ def test_bad_settings(word, said):
         (dict(mask_source="class", attribution_model="local"), "attribution_model=global"),
         (dict(mask_epsilon=1.0, mask="soft"), "mask=binary"),
         (dict(mask_epsilon=1.0, sparse=True), "sparse=false"),
+        (dict(delta=1e-320), "epsilon and delta ask for noise of inf, but share_as=float32 ends at 3.4"),
+        (dict(epsilon=1e-300), "epsilon and delta ask for noise of 4.8"),
+        (dict(epsilon=1e-5, share_as="float16"), "for noise of 484481, but share_as=float16 ends at 65504"),
+        (dict(epsilon=1e-9, accounting="bounded", share_as="float16"), "epsilon, delta and clip_norm ask for noise of"),
+        (dict(sigma=1e39, share_as="uint8"), "sigma asks for noise of 1e\\+39, but share_as=uint8 ends at"),
     ],
 )
 def test_settings_that_contradict_each_other(fields, said):
@@ -618,7 +672,13 @@ def test_settings_that_contradict_each_other(fields, said):
 
 @pytest.mark.parametrize(
     ("base", "said"),
-    [(PSE(), "cannot be pse"), (SHORT, "name fedxds once"), (FineTuned(FedDecorr(SHORT)), "name fedxds once")],
+    [
+        (PSE(), "cannot be pse"),
+        (SHORT, "shares data itself"),
+        (FineTuned(FedDecorr(SHORT)), "shares data itself"),
+        (FedFed(), "shares data itself"),
+        (FedDecorr(FedFed(Scaffold())), "shares data itself"),
+    ],
 )
 def test_bases_that_cannot_share(base, said):
     with pytest.raises(BadInput, match=said):
@@ -652,9 +712,12 @@ def test_tables_of_the_paper():
     assert grids["fedxds/table6"].paper["5", "inputxgrad"].mean == 70.55
     assert grids["fedxds/table2"].measure({"targets": {"0.7": {"round": 31, "bytes": 5}}}) == 31
     assert grids["fedxds/table2"].measure({"targets": {"0.7": None}}) is None
+    real = {cell.column: config.read(None, cell.words).augment for cell in grids["fedxds/table3"].cells()}
+    assert real == {"celeba": "crop_flip", "femnist": "none"}  # a mirrored character is another
 
 
 def test_presets_are_what_the_tables_say():
+    assert config.read(None, ["algorithm=fedxds/paper"]).algorithm == PAPER == FedXDS()
     words = ["algorithm=fedxds", *fedxds_tables.SHARED["lrp masks (released code)"]]
     assert config.read(None, words).algorithm == OFFICIAL
     assert (

@@ -305,6 +305,24 @@ def test_same_bits_without_flower_and_without_storage(method, tmp_path):
     assert all(len(kept) <= 2 for kept in engines[1].kept.values())
 
 
+@pytest.mark.parametrize("method", ["feddf", "fedaux"])
+def test_same_bits_where_the_server_has_public_data(method, tmp_path):
+    """Nodes never see them; FedAux gives them features, and gets each client's ticket again in every round."""
+    more = [f"auxiliary={digits(tmp_path / 'public.npz', seed=1, train=20)}", "model=cnn2", "algorithm.steps=3"]
+    more += ["algorithm.pretrain_steps=2", "algorithm.pretrain_batch=8"] if method == "fedaux" else []
+    usual = [word for word in words(tmp_path) if not word.startswith("algorithm=")]
+    experiment = config.read(None, [*usual, f"algorithm={method}", *more]).placed()
+    images = experiment.data.load()
+    net, (federation, _) = experiment.network(images), experiment.federation(images)
+    public = experiment.public(simulate.public_images(experiment), images)
+    trainers = {i: Trainer(Node.of({"partition-id": i})) for i in range(3)}
+    engines = Sequential(net, federation), Direct(experiment, images, trainers)
+    one, other = (
+        run_rounds(experiment.algorithm, net, engine, experiment.plan, auxiliary=public) for engine in engines
+    )
+    assert same(one.state, other.state)
+
+
 @needs_flower
 def test_memory_in_flowers_context(tmp_path):
     settings = words(tmp_path, "scaffold")

@@ -166,6 +166,8 @@ def test_selection_by_name():
     assert len(GRID.cells()) == 4 and len(GRID.cells([], ["skewed/1"])) == 2
     with pytest.raises(BadInput, match=r"--rows 'fedprx' .* did you mean 'fedprox'"):
         GRID.cells(["fedprx"])
+    with pytest.raises(BadInput, match="--rows 'feddf' is not in fedxds/table1; fedxds/public has it"):
+        reproducible()["fedxds/table1"].cells(["feddf"])
     with pytest.raises(BadInput, match=r"--columns 'skewd' .* did you mean 'skewed'"):
         GRID.cells([], ["skewd"])
     with pytest.raises(BadInput, match="use --seeds"):

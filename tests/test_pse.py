@@ -532,7 +532,9 @@ def test_a_network_without_attention():
 
     with seeded(0):
         net = Network(MODELS["cnn2"]().build(CLASSES, 1, SIDE), "fp64")
-    with pytest.raises(BadInput, match=r"lacks maps, project, attend, embed, extractor: use model=pse_net, or .*attention=self"):
+    with pytest.raises(
+        BadInput, match=r"lacks maps, project, attend, embed, extractor: use model=pse_net, or .*attention=self"
+    ):
         by_package(PSE(), net, federation())
     excited, not_excited = (
         by_package(PSE(xi=0.5, attention="self", excite=how), net, federation((3, 2)))[0] for how in ("direct", "none")

@@ -151,7 +151,7 @@ def describe(
     )
     console.print(Text(", ".join(f"{k}={v}" for k, v in settings(experiment.algorithm)) or "no settings"))
     for chosen, meaning in presets(experiment.algorithm).items():
-        console.print(Text(f"{chosen}: {meaning}"))
+        console.print(Text(f"{chosen}: {meaning or 'its defaults'}"))
     table = Table("stage", "where", "leaf", "shape", "type", "bytes")
     table.columns[2].overflow = "fold"
     table.columns[-1].justify = "right"

@@ -26,6 +26,7 @@ from .core.network import Network
 from .core.run import Job, enter
 from .core.tree import Tree
 from .data import Images
+from .describe import blank_public, brief
 from .devices import Devices
 from .engines.sequential import Sequential
 from .experiment import Experiment
@@ -102,16 +103,16 @@ def count_work(experiment: Experiment, images: Images) -> dict[Stage, Work]:
     """Of every stage, counted while its own hooks run on blank images; work is linear in their number.
 
     It is the work of a client's second round in a stage, where there is one: SPATL's first search is longer than all
-    later ones.
+    later ones. What FedAux does with public images is that of a few.
     """
     net = replace(experiment, precision="fp32", compile=False).network(images)
     shape, classes = images.x.shape[1:], len(images.classes)
     engines = [_blank(net, shape, classes, count) for count in (_SOME, 2 * _SOME, _FEW, _FEW)]
-    nothing = Dataset(torch.zeros(0, *shape), torch.zeros(0, dtype=torch.long))  # public data
-    server, found = Server(net, Tree(), 2, auxiliary=nothing), {}
-    for round, (stage, at, since) in enumerate(experiment.timetable()):
+    server, found = Server(net, Tree(), 2, auxiliary=blank_public(shape)), {}
+    for round, (whole, at, since) in enumerate(experiment.timetable()):
         if at:
             continue
+        stage = replace(whole, algorithm=brief(whole.algorithm))
         server = replace(server, state=enter(stage, server), round=round)
         trains = _FEW - stage.algorithm.holds_out(_FEW)
         still = replace(stage, epochs=0, steps=None, size=trains, cohort=Everyone())
@@ -125,7 +126,7 @@ def count_work(experiment: Experiment, images: Images) -> dict[Stage, Work]:
         some, more, few, trained = (_flops(engine, job) for engine, job in zip(engines, jobs, strict=True))
         owned = (more - some) / _SOME
         each = (trained - few) / passes(moving, trains) if passes(moving, trains) else 0.0
-        found[stage] = Work(some - _SOME * owned, owned, each)
+        found[whole] = Work(some - _SOME * owned, owned, each)
         for transform in reversed(stage.uplink):
             uploads = [transform.decode(server, upload) for upload in uploads]
         server = replace(server, state=stage.algorithm.aggregate(server, uploads))

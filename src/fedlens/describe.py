@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +12,8 @@ from typing import Any
 import torch
 
 from . import config
+from .algorithms.fedaux import Score
+from .algorithms.feddf import FedDF
 from .algorithms.fedftg import FedFTG
 from .core.algorithm import Algorithm, Server
 from .core.batches import Dataset, Federation
@@ -24,6 +26,7 @@ from .engines.sequential import Sequential
 from .experiment import Experiment
 
 SERVER_HOOKS = ("setup", "broadcast", "aggregate", "advance")  # a client's hooks are named by its engine
+PUBLIC = 10  # images that the server has of its own, where a method asks for some
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ def usual_model(algorithm: str) -> str:
 def describe(experiment: Experiment, classes: int, channels: int, size: int, *, to_the_end: bool = False) -> list[Leaf]:
     """Every leaf that is sent or kept, stage by stage. Two clients with one blank image each, no training.
 
+    A server with public data has PUBLIC of them.
+
     to_the_end: the last aggregate is tried, too. It changes no leaf, and a server can be long at it.
     """
     from .core.network import Network
@@ -54,13 +59,12 @@ def describe(experiment: Experiment, classes: int, channels: int, size: int, *, 
     blank = Dataset(torch.zeros(2, channels, size, size), torch.zeros(2, dtype=torch.long))
     one = {0: torch.tensor([0]), 1: torch.tensor([1])}
     engine = Sequential(net, Federation(blank, one, one, torch.tensor([0, 1])))
-    nothing = Dataset(torch.zeros(0, channels, size, size), torch.zeros(0, dtype=torch.long))  # public data
-    server, leaves = Server(net, Tree(), 2, auxiliary=nothing), []
+    server, leaves = Server(net, Tree(), 2, auxiliary=blank_public((channels, size, size))), []
     rounds = enumerate(timetable(experiment.algorithm, replace(experiment.plan, rounds=1)))
     stages = [(round, stage, since) for round, (stage, at, since) in rounds if at == 0]
     for round, stage, since in stages:
+        stage = replace(stage, algorithm=brief(stage.algorithm), epochs=0, steps=None, cohort=Everyone())
         server = replace(server, state=enter(stage, server), round=round)
-        stage = replace(stage, epochs=0, steps=None, cohort=Everyone())
         job = Job(stage, stage.algorithm.broadcast(server), server.state.get("shared", Tree()), round, 0, since, 0)
         replies = engine.run(job, [0, 1])
         name, before = type(stage.algorithm).__name__, {leaf.stage for leaf in leaves}
@@ -73,15 +77,26 @@ def describe(experiment: Experiment, classes: int, channels: int, size: int, *, 
                 leaves.append(Leaf(name, where, "(header)", (), "", len(header(tree))))
         if round < stages[-1][0] or to_the_end:
             uploads = [decode(server, stage, reply.upload) for reply in replies]
-            server = replace(server, state=_brief(stage.algorithm).aggregate(server, uploads))
+            server = replace(server, state=stage.algorithm.aggregate(server, uploads))
     return leaves
 
 
-def _brief(algorithm: Algorithm) -> Algorithm:
-    """FedFTG's server trains for half a minute, and how long it does changes no leaf."""
-    if not isinstance(algorithm, FedFTG):
-        return algorithm
-    return replace(algorithm, iterations=min(algorithm.iterations, 1), student_steps=1, batch=2)
+def blank_public(shape: Sequence[int]) -> Dataset:
+    return Dataset(torch.zeros(PUBLIC, *shape), torch.zeros(PUBLIC, dtype=torch.long))
+
+
+def brief(algorithm: Algorithm) -> Algorithm:
+    """The same with hardly any training at the server: how long it does changes neither a leaf nor a client's work."""
+    if isinstance(base := getattr(algorithm, "base", None), Algorithm):
+        algorithm = replace(algorithm, base=brief(base))
+    if isinstance(algorithm, FedFTG):
+        return replace(algorithm, iterations=min(algorithm.iterations, 1), student_steps=1, batch=2)
+    if isinstance(algorithm, FedDF):
+        return replace(algorithm, steps=min(algorithm.steps, 1))
+    if isinstance(algorithm, Score):
+        negatives = min(max(algorithm.by.negatives, 0.1), 0.9)  # of few images, too, there are both kinds
+        return replace(algorithm, by=replace(algorithm.by, pretrain_steps=0, negatives=negatives))
+    return algorithm
 
 
 @contextmanager
@@ -110,7 +125,7 @@ def traffic(leaves: list[Leaf]) -> dict[str, dict[str, int]]:
 
 
 def presets(recipe: Any) -> dict[str, str]:
-    """Settings that have a name, by what chooses them."""
+    """Settings that have a name, by what chooses them; empty where they are the defaults."""
     known = getattr(recipe, "presets", {})
     name = config.plain(recipe)["is"] if known else ""
     if ":" in name:  # one of the user's own inherits them, and is not chosen by a short name

@@ -192,6 +192,8 @@ class Experiment:
         dtype = torch.float64 if self.precision == "fp64" else torch.float32
         federation, split = federate(images, self.partition, self.clients, self.seed, augment=self.augment, dtype=dtype)
         found = (*(() if self.data.known else (images.summary,)), *parted_users(images, split))
+        if self.auxiliary is not None and not self.needs_public_data:
+            found += (f"auxiliary is not used: {_name(self.algorithm)} needs no public data",)
         split = replace(split, notes=(*found, *split.notes), found=found)
         if self.attack is not None:
             federation = self.attack.poisoned(federation, len(images.classes), self.seed)
@@ -200,11 +202,19 @@ class Experiment:
     @property
     def needs_public_data(self) -> bool:
         """Whether the server trains on data of its own; refused where it should and has none."""
-        needed = any(_needs_public_data(stage.algorithm) for stage, _, _ in self.timetable())
+        needed = self._distils(self.algorithm)
         if needed and self.auxiliary is None:
-            name = type(self.algorithm).__name__.lower()
-            raise BadInput(f"{name} needs public data that no client owns: set auxiliary, as in auxiliary=cifar100")
+            part = self.algorithm
+            while (base := getattr(part, "base", None)) is not None and self._distils(base):
+                part = base
+            raise BadInput(
+                f"{_name(part)} needs public data that no client owns: set auxiliary, as in auxiliary=cifar100"
+            )
         return needed
+
+    def _distils(self, recipe: Recipe) -> bool:
+        """Whether some stage of a recipe takes public data."""
+        return any(_needs_public_data(stage.algorithm) for stage, _, _ in timetable(recipe, self.plan))
 
     def public(self, found: Images, images: Images) -> Dataset:
         """The training images of an auxiliary data set, as the network takes the clients' images; on the device."""
@@ -223,6 +233,10 @@ class Experiment:
             return Network(module, "fp32" if self.precision == "auto" else self.precision, self.buffers, self.compile)
         except ValueError as error:
             raise BadInput(f"model: {error}") from None
+
+
+def _name(recipe: Recipe) -> str:
+    return type(recipe).__name__.lower()
 
 
 def _needs_public_data(part: Any) -> bool:

@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge
 from torch import Tensor, nn
 
 from ..core.algorithm import Errand, Server
 from ..core.batches import Dataset, Shard, plan
 from ..core.check import misshapen
+from ..core.errors import BadInput
 from ..core.evaluate import pieces
 from ..core.fields import Count, Number, Open, Positive
 from ..core.network import Network
@@ -17,8 +19,9 @@ from ..core.optimizer import Adam
 from ..core.rng import fold, generator, key, normal, uniform
 from ..core.tree import Tree, grad
 from ..models.generators import first_weights, head_shape, passed, structure
+from ..privacy.clients import ClientPrivacy
 from ..privacy.gaussian import analytic_sigma, classic_sigma
-from ..privacy.statement import SEEDED, Statement
+from ..privacy.statement import SEEDED_AT_NODES, Statement
 from .feddf import FedDF, logits, public, teachers
 
 
@@ -37,7 +40,7 @@ class FedAux:
     """
 
     pretrain_steps: Number = 2000  # of SimCLR
-    pretrain_batch: Count = 256
+    pretrain_batch: Annotated[int, Ge(2)] = 256  # views of one image alone could be told from nothing
     pretrain_lr: Positive = 1e-3  # of Adam
     negatives: Open = 0.2  # part of the public images that clients tell theirs from; the rest are distilled on
     regularisation: Positive = 0.01  # lambda
@@ -48,6 +51,9 @@ class FedAux:
     lr: Positive = 1e-3
 
     def stages(self, plan):
+        # The uplink would refuse the first update, after scores have left.
+        if any(isinstance(transform, ClientPrivacy) for transform in plan.uplink):
+            raise BadInput("uplink dp protects delta alone, but fedaux also uploads scores and a ticket")
         training = ByLikeness(steps=self.steps, batch=self.batch, lr=self.lr)
         for stage in training.stages(plan):
             yield replace(stage.errand(Score(base=stage.algorithm, by=self)), fresh=stage.fresh)
@@ -81,10 +87,15 @@ class Score(Errand):
 
     def setup(self, server):
         data, by = public(server, "fedaux"), self.by
+        cut = round(by.negatives * len(data))
+        if len(data) and not 0 < cut < len(data):  # rehearsals have none at all
+            raise BadInput(
+                f"algorithm.negatives={by.negatives:g} makes {cut} of {len(data)} public images negatives: some must "
+                "be, and some be left to distil on"
+            )
         state = self.base.setup(server)
         model = pretrained(server, state.model, data, by)
         order = torch.randperm(len(data), generator=generator(key(server.key, "public"))).to(data.x.device)
-        cut = round(by.negatives * len(data))
         shared = {
             name: features(server.net, model, Shard(data, index))
             for name, index in (("negatives", order[:cut]), ("others", order[cut:]))
@@ -95,7 +106,8 @@ class Score(Errand):
         own = features(client.net, client.received.model, client.data)
         seed = fold(torch.tensor(client.key, device=own.device), "noise")
         scores = self.by.scores(own, client.shared.negatives, client.shared.others, seed)
-        ticket = torch.tensor(client.key)
+        # A hash: with the key itself, or a fold of it, which can be undone, anybody could draw the noise again.
+        ticket = torch.tensor(key(client.key, "ticket"))
         return Tree(scores=scores, ticket=ticket), Tree(ticket=ticket)
 
     def objection(self, server, upload, expected):
@@ -120,8 +132,12 @@ class Score(Errand):
             delta=by.delta,
             holds=True,
             because="the regression is solved to rounding; labels are not used",
-            randomness=SEEDED,
-            not_covered=("model updates, which leave as they are", "n, the number of a client's images"),
+            randomness=SEEDED_AT_NODES,
+            not_covered=(
+                "model updates, which leave as they are",
+                "n, the number of a client's images",
+                "which messages are of one client: its ticket, a hash that says nothing of its data, is in all of them",
+            ),
             details={"sigma_of_10000_images": by.sigma(10_000)},
         )
 

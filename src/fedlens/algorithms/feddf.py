@@ -27,8 +27,8 @@ class FedDF(Algorithm):
 
     Needs what others do not: public data (auxiliary=...) and, after each round, training at the server.
 
-    Teachers that know a few classes each drown each other: where the mean of their logits is at chance, as in the first
-    rounds at Dirichlet 0.1, so is the student.
+    Teachers that know a few classes each can drown each other: where the mean of their logits is at chance, so is the
+    student.
 
     Differs from the paper: a fixed number of steps, where it stops at 10,000 or earlier by labelled images, which a
     server here does not have. Running statistics stay the clients' mean: public images should not move them.

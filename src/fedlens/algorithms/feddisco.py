@@ -32,7 +32,7 @@ class FedDISCO:
     base: Recipe = FedAvg()
     a: NonNegative = 0.5
     b: NonNegative = 0.1
-    discrepancy: Discrepancy = "kl"  # of the client's labels from the target; the cohort's are divided by their sum
+    discrepancy: Discrepancy = "kl"  # of the client's labels from the target; kl: divided by the cohort's sum of it
     target: Literal["uniform", "global"] = "uniform"
 
     reweighs: ClassVar[bool] = True  # there can be one such method

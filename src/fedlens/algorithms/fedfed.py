@@ -14,8 +14,9 @@ from ..core.optimizer import Adam
 from ..core.rng import fold, normal
 from ..core.tree import Tree, grad, mean
 from ..models.generators import Vae, first_weights, head_shape, structure
-from ..privacy.statement import SEEDED, Statement
+from ..privacy.statement import SEEDED_AT_NODES, Statement
 from . import fedxds
+from .fedaux import Score
 from .fedavg import FedAvg
 from .pse import PSE
 from .sharing import Form, WithSharedData, assembled, fault, packed
@@ -25,7 +26,7 @@ _BLOCK = 500  # images at a time, on every device: the draws of a block have one
 
 @dataclass(frozen=True)
 class FedFed:
-    """Yang et al., 2023: over any base, clients share what an autoencoder cannot say of their images, with noise.
+    """Yang et al., 2023: over a base, clients share what an autoencoder cannot say of their images, with noise.
 
     Together they train a variational autoencoder q and a classifier, which is to recognise x - q(x) under noise. Every
     client then gives x - q(x) with two noises to all, once. Training starts afresh, on shared images as well.
@@ -34,7 +35,8 @@ class FedFed:
     each one of the federation.
 
     Differs from the paper: shared images are drawn with replacement, of all classes as frequent as they are, and pass
-    the network apart from a client's own; they are not augmented. The autoencoder normalises each image by itself.
+    the network apart from a client's own; they are not augmented. The autoencoder normalises each image by itself, and
+    is trained by a cohort a round, as all else is (the paper: by all clients, or ten).
     """
 
     base: Recipe = FedAvg()
@@ -94,7 +96,7 @@ class FedFed:
             delta=None,
             holds=False,
             because="residuals are not clipped, and the autoencoder that leaves beside them was trained on the images",
-            randomness=SEEDED,
+            randomness=SEEDED_AT_NODES,
             not_covered=("labels, which are sent as they are", "updates of the autoencoder and of all classifiers"),
             details={"sigma1": self.sigma1, "sigma2": self.sigma2},
         )
@@ -107,6 +109,11 @@ def _can_share(stage: Stage) -> None:
             raise BadInput("algorithm.base of fedfed shares data itself; name fedfed or fedxds, and once")
         if isinstance(part, PSE):
             raise BadInput("algorithm.base of fedfed cannot be pse, which asks two networks about the same images")
+        if isinstance(part, Score):
+            raise BadInput(
+                "algorithm.base of fedfed cannot be fedaux, whose features of public images would take the place of "
+                "what clients share; feddf can share"
+            )
         part = getattr(part, "base", None)
 
 
@@ -185,6 +192,7 @@ class Exchange(Errand):
     by: FedFed = FedFed()
 
     judged: ClassVar = ()  # no model moves
+    fills_shared: ClassVar = True  # another that does would take its place
 
     def broadcast(self, server):
         return Tree(vae=server.state.get("vae", Tree()))

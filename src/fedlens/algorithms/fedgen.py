@@ -2,9 +2,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge
 from torch import Tensor
 
 from ..core.algorithm import Algorithm, Server
@@ -33,7 +35,8 @@ class FedGen(Algorithm):
 
     Differs from the released code: labels to make up are all classes alike, in all local epochs; Adam starts anew each
     round; alpha and beta are 1, not 10: there clients train with Adam, whose steps do not grow with the loss. With SGD
-    and 10 the model soon calls everything one class.
+    and 10 the model soon calls everything one class. There alpha is also multiplied by batch / local.batch_size, here
+    it is not: with 32 and 64, algorithm.alpha=0.5 is what 1 is there.
     """
 
     alpha: NonNegative = 1.0  # 10 with local.optimizer=adam, as in the paper
@@ -43,7 +46,7 @@ class FedGen(Algorithm):
     noise: Count = 32  # dimensions
     hidden: Count = 256
     steps: Number = 50  # of the generator, after each round
-    batch: Count = 32  # features that are made at a time
+    batch: Annotated[int, Ge(2)] = 32  # features that are made at a time; the generator normalises over them
     lr: Positive = 3e-4
     weight_decay: NonNegative = 1e-2
 

@@ -22,7 +22,8 @@ from ..core.rng import fold, generator, key, normal, uniform
 from ..core.tree import Tree
 from ..privacy.gaussian import analytic_sigma, classic_sigma, gaussian_epsilon, metric_delta, metric_sigma
 from ..privacy.response import randomised_response, whole_mask_epsilon
-from ..privacy.statement import SEEDED, Statement
+from ..privacy.statement import SEEDED_AT_NODES, Statement
+from .fedaux import Score
 from .fedavg import FedAvg
 from .pse import PSE
 from .sharing import Form, Mix, WithSharedData, assembled, fault, packed
@@ -32,11 +33,13 @@ _BLOCK = 500  # images at a time, on every device: the draws of a block have one
 _TOGETHER = {"cuda": 4}  # blocks that are attributed at once: there many images take little longer than few
 _REFERENCES = 16  # images of noise that a class's own mask is found with
 _DISTANCES = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
+_SIDES = (28, 32, 64, 224)  # of images for which it is stated what a mask tells
+_REACH = 12  # standard deviations from one end of our noise to the other: uint8 packs the difference
 
 
 @dataclass(frozen=True)
 class FedXDS:
-    """Hoefler, Mueller & Samek, 2025: over any base, clients share what attributions keep of their images, with noise.
+    """Hoefler, Mueller & Samek, 2025: over a base, clients share what attributions keep of their images, with noise.
 
     Warm-up rounds give a model; with it every client masks its images, clips them, adds noise and gives them to all,
     once. Then training starts afresh with a term on the shared images.
@@ -72,7 +75,9 @@ class FedXDS:
     sparse: bool = False  # send kept pixels with their places, and noise on these alone
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {
-        # What the released code does; weighting=batches and the experiment's augmentation are the rest of it.
+        "paper": {},
+        # What the released code does; weighting=batches and augment=crop_flip are the rest of it that can be asked for.
+        # Its own images are cropped, flipped, and changed by RandAugment(2, 10) with cutout, which we do not have.
         "official": {
             "attribution_model": "local",
             "target": "batch_labels",
@@ -97,6 +102,12 @@ class FedXDS:
             raise BadInput("mask_source=class needs attribution_model=global: a local model knows the client's images")
         if self.mask_epsilon is not None and (self.mask == "soft" or self.sparse):
             raise BadInput("mask_epsilon turns bits over, so that it needs mask=binary and sparse=false")
+        most = torch.finfo(torch.float16 if self.share_as == "float16" else torch.float32).max
+        if not _REACH * self.noise < most:
+            calibrated = "epsilon and delta" if self.accounting == "paper" else "epsilon, delta and clip_norm"
+            asked = "sigma asks" if self.sigma is not None else f"{calibrated} ask"
+            ends = f"share_as={self.share_as} ends at {most:g}"
+            raise BadInput(f"algorithm.{asked} for noise of {self.noise:g}, but {ends}")
 
     def stages(self, plan):
         warm = replace(plan, rounds=self.warmup_rounds)
@@ -189,8 +200,13 @@ class FedXDS:
     # ---- what it promises ----
     @property
     def is_mask_fixed(self) -> bool:
-        """Whether it is the same for every image of a class."""
-        return self.mask_source == "class" or self.attribution == "random" or self.sparsity in (0, 100)
+        """Whether it is the same for every image of a class. A soft one that keeps all pixels still weighs each."""
+        keeps_all = self.sparsity == 0 and self.mask == "binary"
+        return not self._sees_image or keeps_all or self.sparsity == 100
+
+    @property
+    def _sees_image(self) -> bool:
+        return self.mask_source == "image" and self.attribution != "random"
 
     def statement(self) -> Statement:
         """Of one image's release; the model that attributes is taken as given."""
@@ -210,7 +226,7 @@ class FedXDS:
             delta=self.delta,
             holds=not because,
             because=because,
-            randomness=SEEDED,
+            randomness=SEEDED_AT_NODES,
             not_covered=tuple(not_covered),
             details={
                 "accounting": self.accounting,
@@ -218,6 +234,9 @@ class FedXDS:
                 "clip_norm": self.clip_norm,
                 "sparsity": self.sparsity,
                 "mask_epsilon_of_each_bit": self.mask_epsilon,
+                "mask_beyond_epsilon": {
+                    f"{n} x {n}": self.mask_beyond_epsilon(n * n) for n in _SIDES if self.mask_tells
+                },
                 "metric_delta": {d: metric_delta(sigma, self.epsilon, d) for d in _DISTANCES},
                 "any_two_images": self._ordinary(1),
                 "several_images": {count: self._ordinary(count) for count in (10, 100)},
@@ -233,25 +252,36 @@ class FedXDS:
         return adjacency, sensitivity, self._ordinary(1), because or ("" if self.noise else "there is no noise")
 
     def _metric(self) -> tuple[str, str, float | None, str]:
-        adjacency = "an image is replaced by one at Euclidean distance d: the budget is epsilon times d"
+        adjacency = "an image is replaced by one of the same label at Euclidean distance d: the budget is epsilon d"
         sensitivity = "d: neither a mask that is fixed beforehand nor clipping moves two images apart"
         if not self.noise:
             return adjacency, sensitivity, None, "there is no noise"
-        farthest = 1e6 if self.clip_norm is None else 2 * self.clip_norm
-        if not self.is_mask_fixed and self.mask_epsilon is None:
+        because = []
+        if self.mask_tells:
+            each = 2 * min(self.sparsity, 100 - self.sparsity) / 100 * (self.mask_epsilon or 0)
+            because.append(f"epsilon leaves out the mask's bits: {each:g} more for each pixel, see mask_beyond_epsilon")
+        elif not self.is_mask_fixed:
             sensitivity += "; the paper claims it of every mask"
-            because = "the mask depends on the image: of two images a hair apart other pixels can be kept"
-        elif metric_delta(self.noise, self.epsilon, farthest) > self.delta * (1 + 1e-9):
-            because = f"delta(d) exceeds {self.delta:g} for distant pairs, see metric_delta"
-        else:
-            because = ""
-        if self.mask_epsilon is not None and not self.is_mask_fixed:
-            sensitivity += "; masks by randomised response add their own epsilon, see the note in log.txt"
-        return adjacency, sensitivity, self.epsilon, because
+            because.append("the mask depends on the image: two images a hair apart can have other masks")
+        farthest = 1e6 if self.clip_norm is None else 2 * self.clip_norm
+        if metric_delta(self.noise, self.epsilon, farthest) > self.delta * (1 + 1e-9):
+            because.append(f"delta(d) exceeds {self.delta:g} for distant pairs, see metric_delta")
+        if self.accounting == "paper" and self.sigma is None and self.epsilon >= 1:
+            because.append("the classic formula for the noise is proven for epsilon < 1 alone")
+        return adjacency, sensitivity, self.epsilon, "; ".join(because)
+
+    @property
+    def mask_tells(self) -> bool:
+        """Whether bits by randomised response tell of the image what the stated epsilon leaves out."""
+        return self.mask_epsilon is not None and not self.is_mask_fixed and self.accounting != "bounded"
+
+    def mask_beyond_epsilon(self, pixels: int) -> float:
+        """How much these bits tell of an image of so many pixels."""
+        return whole_mask_epsilon(self.mask_epsilon or 0.0, kept(pixels, drop=self.sparsity), pixels)
 
     @property
     def _shows_places(self) -> bool:
-        return self.sparse and not self.is_mask_fixed
+        return self.sparse and self._sees_image and 0 < self.sparsity < 100
 
     def _ordinary(self, images: int) -> float | None:
         """Ordinary epsilon when so many images are replaced by any others: a fact of noise and clip, not a setting."""
@@ -265,12 +295,17 @@ def _can_share(stage: Stage) -> None:
     while algorithm is not None:
         names.append(algorithm)
         algorithm = getattr(algorithm, "base", None)
-    if any(isinstance(part, Exchange) for part in names):
-        raise BadInput("algorithm.base of fedxds shares data itself; name fedxds once")
+    if any(getattr(part, "fills_shared", False) for part in names):
+        raise BadInput("algorithm.base of fedxds shares data itself; name fedxds or fedfed, and once")
     if any(isinstance(part, PSE) for part in names):
         raise BadInput(
             "algorithm.base of fedxds cannot be pse, which asks two networks about the same images; "
             "fedper or fedrep keep a private head and can share"
+        )
+    if any(isinstance(part, Score) for part in names):
+        raise BadInput(
+            "algorithm.base of fedxds cannot be fedaux, whose features of public images would take the place of what "
+            "clients share; feddf can share"
         )
 
 
@@ -282,6 +317,7 @@ class Exchange(Errand):
     batch: int = 64
 
     judged: ClassVar = ()  # no model moves
+    fills_shared: ClassVar = True  # another that does would take its place
 
     def finish(self, client, local):
         by = self.by
@@ -337,9 +373,8 @@ class Exchange(Errand):
         else:
             promise = f"stated: epsilon {said.epsilon:g}, delta {said.delta:g}, {verdict}"
         notes = [f"{images} images shared with noise {by.noise:.4g}; {promise} (privacy.json)"]
-        if by.mask_epsilon is not None and not by.is_mask_fixed:
-            pixels = math.prod(replies[0].upload.x.shape[2:])
-            masks = whole_mask_epsilon(by.mask_epsilon, kept(pixels, drop=by.sparsity), pixels)
+        if by.mask_tells:
+            masks = by.mask_beyond_epsilon(math.prod(replies[0].upload.x.shape[2:]))
             notes.append(f"masks by randomised response tell another epsilon of {masks:g} about each image")
         return notes
 
@@ -351,7 +386,6 @@ def _classes(net: Network) -> int | None:
     return last[-1].out_features if last else None
 
 
-PAPER = FedXDS()
-OFFICIAL, FIG2C, METRIC, BOUNDED = (
-    FedXDS(**FedXDS.presets[name]) for name in ("official", "fig2c", "metric", "bounded")
+PAPER, OFFICIAL, FIG2C, METRIC, BOUNDED = (
+    FedXDS(**FedXDS.presets[name]) for name in ("paper", "official", "fig2c", "metric", "bounded")
 )

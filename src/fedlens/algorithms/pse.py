@@ -37,7 +37,7 @@ class PSE(FedPer):
 
     A network needs maps(x), project(maps), attend(query, key, value, maps), embed(attended) and, as a part of its own,
     its extractor, as pse_net has. Others have no queries to exchange: attention=self excites their convolutions and
-    nothing else. Clients of one class or one image train like others, as do maps of a single place (images of 8 pixels).
+    nothing else. Clients of one class or one image train like others, and so do maps of one place (images of 8 pixels).
 
     Differs from the paper, which contradicts itself: scores are means (sums saturate the sigmoid), the threshold is
     each layer's own, and a channel is excited only where the difference is more than zero.

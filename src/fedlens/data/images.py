@@ -100,11 +100,15 @@ class DataSource:
         """Among how many clients the files themselves are divided; 0: they are not."""
         return 0
 
-    def load(self) -> Images:
+    def load(self, *, labelled: bool = True) -> Images:
+        """labelled: whether somebody will learn the classes, of which there must be two then."""
         from .cache import cached
 
         found = self.find()
         images = cached(self.name, self.settings(), found, lambda: _checked(self.name, found.read()))
+        if labelled and len(images.classes) < 2:
+            only = ", ".join(images.classes)
+            raise BadInput(f"{self.name} has one class only ({only}); a classifier needs at least two")
         if self.mean is None or self.std is None:
             return images
         return replace(images, mean=self.mean, std=self.std)
@@ -126,6 +130,4 @@ def _checked(name: str, decoded: Decoded) -> Decoded:
     if y.min() < 0 or y.max() >= len(classes):
         wrong = y[(y < 0) | (y >= len(classes))][0]
         raise BadInput(f"{name} has the label {wrong}, but labels must lie in 0 to {len(classes) - 1}")
-    if len(classes) < 2:
-        raise BadInput(f"{name} has one class only ({', '.join(classes)}); a classifier needs at least two")
     return decoded

@@ -140,6 +140,7 @@ class PseNet(Model):
             raise BadInput(f"model.count={self.count} heads do not divide {WIDTHS[-1]} channels; take 1, 2, 4, 8 or so")
         if self.tokens == "spatial" and size < 16:
             raise BadInput(
-                f"model.tokens=spatial attends to places, and images of {size} pixels leave one; take model.tokens=channel"
+                f"model.tokens=spatial attends to places, and images of {size} pixels leave one; "
+                "take model.tokens=channel"
             )
         return PseNetwork(self, classes, channels, size)

@@ -74,7 +74,9 @@ class Grid:
         for wanted, known, option in ((rows, self.rows, "--rows"), (columns, families, "--columns")):
             for name in wanted:
                 if name not in known:
-                    raise BadInput(f"{option} {name!r} is not in {self.name}; {nearest(name, known)}")
+                    other = self._beside(name) if option == "--rows" else ""
+                    hint = f"{other} has it" if other else nearest(name, known)
+                    raise BadInput(f"{option} {name!r} is not in {self.name}; {hint}")
         chosen = {column for name in columns for column in families[name]}
         return [
             Cell(self, row, column)
@@ -82,6 +84,14 @@ class Grid:
             for row in self.rows
             if (not rows or row in rows) and (not columns or column in chosen)
         ]
+
+    def _beside(self, row: str) -> str:
+        """Another table of the same paper with this row."""
+        from . import reproducible
+
+        paper = self.name.partition("/")[0]
+        tables = (one for one in reproducible().values() if isinstance(one, Grid))
+        return next((one.name for one in tables if one.name.startswith(f"{paper}/") and row in one.rows), "")
 
 
 @dataclass(frozen=True)

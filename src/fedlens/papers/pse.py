@@ -89,7 +89,7 @@ NOTES = (
     "fine-tuned model, 5 epochs of all weights.",
     "The paper gives neither batch size, weight decay, kernels, pooling nor hidden units: 10 and 1e-4 as FedRep's code "
     "(here on biases, too), 3 x 3, a max-pool after each convolution, 128.",
-    "Baselines have the same network with attention within it, position included (the paper's equation 6 has none yet), "
+    "Baselines have the same network with attention within it, position included (the paper's equation 6 has none), "
     "and our defaults; FedRep trains what PSE keeps private for 4 of 5 epochs, LG-Fed shares the two fully connected "
     "layers, both from scratch.",
     "The paper names runs over several partitions, but neither their number nor a deviation.",
@@ -110,8 +110,8 @@ def tables() -> list[Grid]:
         notes=(
             *NOTES,
             "Half of the clients see each view, and every view shows all images: twice as many a client as in table 2. "
-            "Colour is |patch of a photograph - image|; the paper says added. Edges are Canny's, thresholds 100 and 200, "
-            "which the paper does not give.",
+            "Colour is |patch of a photograph - image|; the paper says added. Edges are Canny's, thresholds 100 and "
+            "200, not given in the paper.",
         ),
     )
     table2 = Grid(

@@ -1,4 +1,4 @@
-"""Client-level differential privacy: clip and noise on every upload, an account of it, and a budget."""
+"""Client-level differential privacy: clip and noise on every update, an account of it, and a budget."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _WEAKER = (
 
 @dataclass(frozen=True)
 class ClientPrivacy(Transform):
-    """Clip, then noise: all that a client's data say through its uploads is differentially private.
+    """Clip, then noise: all that a client's data say through its updates is differentially private.
 
-    With trust=nobody every upload is protected, from the server too. With trust=aggregator the mean of a round is, from
+    With trust=nobody every update is protected, from the server too. With trust=aggregator the mean of a round is, from
     those who see models alone: whoever adds up (a trusted server, secure aggregation) must forget single uploads.
     """
 
@@ -70,8 +70,9 @@ class ClientPrivacy(Transform):
         spent = Counter(Release(self.multiplier * len(c) ** 0.5 / 2, len(c) / population) for _, c in mine)
         return total_epsilon(spent, self.delta, self.accountant)
 
-    def statement(self, epsilon: float) -> Statement:
-        seen = "every upload" if self.trust == "nobody" else "the mean of every round's uploads"
+    def statement(self, epsilon: float, beside: Iterable[str] = ()) -> Statement:
+        """`beside`: what else left the same clients, in words."""
+        seen = "every model update" if self.trust == "nobody" else "the mean of every round's model updates"
         sampling = (
             "" if self.trust == "nobody" else "; cohorts of a fixed size, drawn anew each round, hide who took part"
         )
@@ -88,6 +89,7 @@ class ClientPrivacy(Transform):
             not_covered=(
                 "the number of a client's examples, where weighting=samples sends it",
                 *(_WEAKER if self.trust == "aggregator" else ()),
+                *beside,
             ),
             details={"budget": self.budget, "noise_multiplier": self.multiplier, "trust": self.trust},
         )

@@ -12,11 +12,14 @@ from typing import Any
 from ..core.algorithm import Errand, Stage
 from ..core.cohort import Cohort
 from ..core.errors import BadInput, RunFailed
+from ..core.evaluate import Evaluate
 from ..core.rng import key
 from ..core.run import Job, Reply
 from ..core.transform import Clip, GaussianNoise
 from .clients import ClientPrivacy
 from .statement import SEEDED, Statement
+
+_ANSWERS = {Evaluate.__name__: "numbers about clients' own models, which evaluate.personal=none does without"}
 
 
 class Disclosure:
@@ -42,18 +45,20 @@ class Disclosure:
 
     @property
     def is_silent(self) -> bool:
-        """Whether nothing but plain model updates leaves."""
+        """Whether nothing but plain model updates leaves, and how well clients' own models do."""
         stated = any(hasattr(s.algorithm, "statement") for s in self.stages)
         noisy = any(isinstance(t, ClientPrivacy | GaussianNoise) for s in self.stages for t in s.uplink)
-        return not (stated or noisy or self.answers)
+        return not (stated or noisy or self.answers.keys() - {Evaluate.__name__})
 
     def write(self, round: int, save: Callable[[str, Any], None]) -> None:
         """privacy.json as of so many rounds, unless there is nothing to say."""
         if self.is_silent:
             return
-        done = dict.fromkeys(stage.algorithm for stage in self.stages[:round])
-        statements = [a.statement() for a in done if hasattr(a, "statement")]
-        statements += [dp.statement(self.spent(dp, round)) for dp in self.private]
+        done = [stage.algorithm for stage in self.stages[:round]]
+        statements = [a.statement() for a in done if hasattr(a, "statement")]  # one for each round that releases
+        beside = [f"what the same clients let out besides: {each.release}" for each in statements]
+        beside += [f"{_ANSWERS.get(name, name)}, as they are: {', '.join(of)}" for name, of in self.answers.items()]
+        statements += [dp.statement(self.spent(dp, round), beside) for dp in self.private]
         statements += [_noise_alone(t) for t in self.noises]
         unprotected = {type(stage.algorithm).__name__ for stage in self.stages[:round] if _is_plain(stage)}
         save(
