@@ -369,9 +369,18 @@ def test_spatls_sub_models_are_listed(tmp_path):
     (row,) = gather([out])["runs"]
     from fedlens.papers.spatl import sub_models
 
-    expected = [(one.client, one.flops, one.parameters, one.sent) for one in sub_models(out, batch=1, repeats=1)]
-    assert [(r["client"], r["flops"], r["parameters"], r["sent"]) for r in row["sub_models"]] == expected
-    assert len(expected) == 2 and "latency" not in row["sub_models"][0]
+    shares = ("client", "flops", "parameters", "sent", "bytes")
+    expected = [tuple(getattr(one, share) for share in shares) for one in sub_models(out, repeats=0)]
+    assert [tuple(one[share] for share in shares) for one in row["sub_models"]] == expected and len(expected) == 2
+    assert row["sub_models"][0].keys() == {*shares, "accuracy", "dense", "name"}
+    assert all(0 < value < 1 for one in expected for value in one[1:])
+    assert page(gather([out])) == page(gather([out]))  # which a measured time would not let it be
+    shown = gather([out], latency=True)
+    assert all(0 < one["latency"] < 10 for one in shown["runs"][0]["sub_models"])
+    assert shown["timed"].endswith("32 images at once, the fastest of 9 passes, on one thread of a CPU.")
+    assert not gather([out])["timed"]
+    found = CliRunner().invoke(cli.app, ["report", str(out), "--latency"])
+    assert found.exit_code == 0 and embedded((out / "report.html").read_text())["timed"] == shown["timed"]
 
 
 def test_pictures_travel_small_and_the_rest_are_named(copies):

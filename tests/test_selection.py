@@ -385,8 +385,28 @@ def test_smallest_norms_go_first_whatever_their_layer():
 
 def test_a_budget_that_cannot_be_met_is_refused():
     net, weights, size = network("cnn2")
-    with pytest.raises(BadInput, match=r"algorithm.budget=0.01 cannot be met: keep_floor=0.5 .* raise budget or lower"):
-        choices(net, weights, size, budget=0.01, floor=0.5).feasible()
+    with pytest.raises(BadInput, match=r"algorithm.budget=0.2 cannot be met: keep_floor=0.5 .* raise budget or lower"):
+        choices(net, weights, size, budget=0.2, floor=0.5).feasible()
+
+
+@pytest.mark.parametrize("floor", [0.1, 0.0001])
+@pytest.mark.parametrize(
+    "kind, how, sentence",
+    [
+        (GroupNormed, {"constraint": "flops"}, "nothing of this network can be cut out; take {params}{all}"),
+        (GroupNormed, {"budget": 0.001}, "nothing of this network can be cut out; take {all}"),
+        ("cnn2", {"budget": 1e-6}, "one filter in every layer still leaves {left} of the flops; raise budget, {all}"),
+        (Odd, {"constraint": "params", "budget": 1e-6}, "one filter in .* {left} of the params; raise budget, {all}"),
+    ],
+)
+def test_advice_helps_where_nothing_can_be_cut(kind, how, sentence, floor):
+    net, weights, size = network(kind)
+    choice = choices(net, weights, size, floor=floor, **how)
+    words = {"params": "algorithm.constraint=params or ", "all": ".*algorithm.selector=all$", "left": r"0\.\d+"}
+    with pytest.raises(BadInput, match=sentence.format(**words)):
+        choice.feasible()
+    if "{params}" in sentence:
+        assert replace(choice, constraint="params").feasible()
 
 
 def test_norms_anew_are_means_over_batches():
@@ -544,6 +564,17 @@ def test_updates_leave_the_agent_they_came_from():
     assert all(torch.equal(a, b) for a, b in zip(after.leaves(), again.leaves(), strict=True))
     assert not torch.equal(after.weights["actor.near.weight"], agent.weights["actor.near.weight"])
     assert float(after.optimizer.steps["actor.action.bias"]) == ppo.EPOCHS
+
+
+def test_a_head_learns_what_it_would_beside_encoders_that_stay():
+    _, seen, agent = scene("cnn2")
+    known = ppo.Experience(*(part.float() for part in past(seen, agent.weights.map(torch.Tensor.double))))
+    once, head = (ppo.updated(agent, seen, known, 1, learns=learns) for learns in ("all", "head"))
+    for name, leaf in head.weights.items():
+        encodes = ".near." in name or ".far." in name
+        assert torch.equal(leaf, (agent if encodes else once).weights[name])
+        assert float(head.optimizer.steps[name]) == float(not encodes)
+    assert not torch.equal(head.weights["actor.action.weight"], agent.weights["actor.action.weight"])
 
 
 def test_returns_are_discounted():

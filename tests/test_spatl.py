@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import pytest
 import torch
@@ -411,6 +412,11 @@ def test_what_the_released_code_does():
                 assert float((upload.control[name] - expected).abs().max()) <= TOLERANCE
     total = {n: sum(u.control[n] for u in uploads.values()) / 3 for n in found.state.control}
     assert all(float((found.jobs[1].download.control[n] - total[n]).abs().max()) <= TOLERANCE for n in total)
+    by_name = play(config.read(words=["algorithm=spatl/official"]).algorithm, world)
+    assert same(by_name.state, found.state) and by_name.uploads().keys() == uploads.keys()
+    assert all(same(by_name.uploads()[client], upload) for client, upload in uploads.items())
+    alike = play(OfficialSPATL(), world, weighting=uniformly)
+    assert [float(upload.weight) for upload in alike.uploads().values()] == [1, 1, 1]
 
 
 # ---- the agent at the client -----------------------------------------------------------------------------------------
@@ -418,7 +424,7 @@ def searches(monkeypatch) -> list[tuple[int, Tree]]:
     """How many episodes each search was asked for, and with which agent."""
     asked: list[tuple[int, Tree]] = []
 
-    def watched(seen, agent, choice, judge, episodes, seed):
+    def watched(seen, agent, choice, judge, episodes, seed, learns):
         asked.append((episodes, agent))
         after = agent.replace(weights=agent.weights * 1.5)
         return Found(choice.uniform(), after, 0.5, 40.0)
@@ -455,6 +461,18 @@ def test_agents_from_a_file(monkeypatch, tmp_path):
     asked = searches(monkeypatch)
     play(SPATL(pretrained=str(tmp_path / "agent")), World(((0, 1),), sizes=LARGE))
     assert all(same(agent.weights, first.memory(0).agent.weights) for _, agent in asked) and len(asked) == 2
+
+
+def test_of_a_pretrained_agent_the_head_alone_may_learn(tmp_path):
+    first = play(SPATL(episodes=2), World(((0,),), sizes=LARGE)).memory(0).agent
+    from fedlens.selection import save_agent
+
+    save_agent(first, tmp_path / "agent")
+    recipe = SPATL(episodes=2, pretrained=str(tmp_path / "agent"), agent_learns="head")
+    after = play(recipe, World(((0,),), sizes=LARGE)).memory(0).agent
+    stays = {name for name, leaf in after.weights.items() if torch.equal(leaf, first.weights[name])}
+    encoders = [f"{who}.{part}" for who in ("actor", "critic") for part in ("near", "far")]
+    assert stays == {f"{part}.{what}" for part in encoders for what in ("weight", "bias")}
 
 
 @dataclass(frozen=True)
@@ -543,7 +561,43 @@ def test_a_search_may_judge_sub_models_with_norms_of_their_own(monkeypatch):
     settled_on.clear()
     play(SPATL(settle=True), world, data=data)
     mine = kept_back(data.train[0], SPATL().holds_out(LARGE[0]), 0)[0]
-    assert settled_on and all(torch.equal(each, data.data.x[mine]) for each in settled_on)
+    assert settled_on and all(torch.equal(each, data.data.x[mine[::38]]) for each in settled_on)
+
+
+class Counted(Residual):
+    """Counts the images that pass it: with gradients, and without."""
+
+    passed: ClassVar[Counter[bool]] = Counter()
+
+    def __init__(self):
+        super().__init__()
+        self.conv1.register_forward_pre_hook(
+            lambda module, given: self.passed.update({torch.is_grad_enabled(): len(given[0])})
+        )
+
+
+@pytest.mark.parametrize("images", [64, 400, 6500])
+@pytest.mark.parametrize("preset", ["paper", "smaller"])
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_a_search_costs_no_more_than_an_epoch(images, preset, rounds):
+    """A training step on an image is a forward pass and a backward one, which costs twice as much."""
+    recipe, world = SPATL(**SPATL.presets[preset]), World(((0,),) * rounds, sizes=(images,), epochs=1, batch=50)
+    Counted.passed.clear()
+    found = play(recipe, world, kind=Counted)
+    trained = images - recipe.holds_out(images)
+    assert Counted.passed[True] >= rounds * trained and not found.memory(0).selection.reward.isnan()
+    assert recipe.holds_out(images) * 20 < Counted.passed[False] <= 3 * rounds * trained
+
+
+def test_settling_stops_where_it_costs_too_much():
+    def settled_on(images: int, episodes: int) -> int:
+        mine = Shard(federation((images,), as_it_is).data, torch.arange(images))
+        some = SPATL(settle=True).settling(mine, -(-images // 20), episodes)
+        return 0 if some is None else len(some)
+
+    assert [settled_on(images, 30) for images in (1, 20, 60, 95, 950)] == [0, 0, 0, 2, 28]
+    assert [settled_on(images, 5) for images in (1, 20, 60, 95, 950)] == [0, 7, 20, 32, 238]
+    assert settled_on(10_000, 30) == 250 == len(range(0, 10_000, 40))  # as without any such limit
 
 
 def test_a_client_that_shows_one_class_takes_the_same_ratio_everywhere(monkeypatch):
@@ -637,6 +691,18 @@ class Flat(nn.Module):
         return self.hidden(self.flat(x))
 
 
+class OneFilter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(1, 1, 3), nn.Linear(1, 3)
+
+    def features(self, x):
+        return self.conv(x).mean((2, 3))
+
+    def forward(self, x):
+        return self.head(self.features(x))
+
+
 class Headless(Residual):
     def __init__(self):
         super().__init__()
@@ -650,7 +716,8 @@ class Headless(Residual):
         (Net, SPATL(private="predictor_and_stem"), "selects filters of convolutions, and the shared part"),
         (Net, OfficialSPATL(), "algorithm.private=predictor_and_stem leaves nothing of this network to share"),
         (Headless, SPATL(), "its own predictor, and this network's head has no weights"),
-        (Residual, SPATL(budget=0.01, keep_floor=0.9), "algorithm.budget=0.01 cannot be met: keep_floor=0.9"),
+        (Residual, SPATL(budget=0.5, keep_floor=0.9), "algorithm.budget=0.5 cannot be met: keep_floor=0.9"),
+        (OneFilter, SPATL(), "nothing of this network can be cut out; take algorithm.selector=all"),
         (Residual, SPATL(pretrained="nowhere"), "algorithm.pretrained=nowhere: there is no such file"),
     ],
 )
@@ -679,6 +746,8 @@ def test_configuration():
     assert experiment.algorithm == SPATL(selector="l2_global", budget=0.5)
     assert config.resolve(Experiment, config.plain(experiment)) == experiment
     assert config.read(words=["algorithm=spatl_official"]).algorithm == OfficialSPATL()
+    assert config.read(words=["algorithm=spatl/paper"]).algorithm == SPATL()
+    assert vars(config.read(words=["algorithm=spatl/official"]).algorithm) == vars(OfficialSPATL())
 
 
 def test_optimizers_and_uplinks_that_do_not_fit():

@@ -596,13 +596,14 @@ def audit(
 def report(
     runs: Annotated[list[str], typer.Argument(metavar="RUN ...", show_default=False, help="Runs, or folders of them.")],
     out: Annotated[str, typer.Option(help="The HTML file; without it report.html beside the runs.")] = "",
+    latency: Annotated[bool, typer.Option("--latency", help="Time SPATL's sub-models on this machine, too.")] = False,
     json: Json = False,
 ) -> None:
     """One HTML file about runs that needs nothing else: the answer in words, curves, tables, clients, bytes, audits."""
     from .report.page import write
 
     place = Path(out) if out else (Path(runs[0]) if len(runs) == 1 else Path()) / "report.html"
-    written = write([Path(run) for run in runs], place)
+    written = write([Path(run) for run in runs], place, latency)
     _say_json({"report": str(written), "bytes": written.stat().st_size}) if json else print(written)
 
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -16,16 +16,18 @@ from ..core.fields import Count, NonNegative, Number
 from ..core.network import Network
 from ..core.rng import generator, key
 from ..core.tree import Tree, grad, mean
-from ..core.weighting import by_examples, uniformly
-from ..selection.agent import first_agent, pretrained_agent, situation
+from ..core.weighting import WEIGHTINGS
+from ..selection.agent import Learns, first_agent, pretrained_agent, situation
 from ..selection.graph import Layer, layer_graph
 from ..selection.pruning import Choice, Constraint, Costs, Kept, every, masked, packed, ranked, row_indices, unpacked
 from ..selection.search import search
 
 Ratio = Annotated[float, Gt(0), Le(1)]
+Selector = Literal["rl", "uniform", "l2_global", "random", "all"]
 
 _ADAPTED = 64  # examples a step when a predictor is adapted
-SETTLING = 256  # examples at most that statistics of norms are taken anew over
+_SETTLING = 256  # examples at most that statistics of norms are taken anew over
+_STEP = 2.5  # looks at an image cost what a training step on it does: three by count, less by the clock
 
 
 @dataclass(frozen=True)
@@ -43,22 +45,27 @@ class SPATL(Algorithm):
     operations that the smaller network really does. Rewards are accuracies of that network on images that the client
     keeps back and never trains on: a channel that is computed anyway, since another layer of a sum keeps it, is not
     silenced there, though it is not sent. A client that kept back images of one class alone learns nothing from them:
-    it takes `uniform`.
+    it takes `uniform`. A search looks at so few images that its operations are no more than those of a local epoch.
+    `l2_global` goes by the root mean square of a filter's weights: by plain norms, layers whose filters have more
+    inputs would win.
     """
 
-    selector: Literal["rl", "uniform", "l2_global", "random", "all"] = "rl"
+    selector: Selector = "rl"  # an agent, the same share of all layers, the largest norms anywhere, chance, all filters
     constraint: Constraint = "flops"  # of the sub-model; params: of the filters that are sent
     budget: Ratio = 0.8  # the share of it that is left
     keep_floor: Ratio = 0.1  # the least share of a layer's filters
     spend: bool = False  # what the agent takes away is made less until the budget is spent: a step of it takes too much
-    settle: bool = False  # norms' statistics are taken anew before a sub-model is judged, over up to 256 images more
+    settle: bool = False  # a sub-model gets norms' statistics of its own before it is judged, over up to 256 images
     private: Literal["predictor", "predictor_and_stem", "none"] = "predictor"  # none: no transfer
     control_scale: NonNegative = 1.0  # 0: no gradient control
-    control_at: Literal["grad", "post_step"] = "grad"
+    control_at: Literal["grad", "post_step"] = "grad"  # added to the gradient, or to the weights after each step
+    control_over: Literal["reach", "steps"] = "reach"  # steps: learned as if without momentum and at full scale
     control_upload: Literal["dense", "salient"] = "dense"  # salient: controls of kept filters alone
     control_norm: Literal["population", "cohort"] = "population"  # what divides the sum of controls
     normalise: Literal["all_selected", "per_index"] = "all_selected"  # per_index: by those who sent the filter
-    agent: Literal["persistent", "fresh"] = "persistent"
+    weighed: Literal["uniform", "samples"] = "uniform"  # how clients count where the experiment's weighting is not set
+    agent: Literal["persistent", "fresh"] = "persistent"  # a client's own, which goes on learning; or new every round
+    agent_learns: Learns = "all"  # head: what is behind the graph encoders, which stay as they came
     pretrained: str = ""  # a file with an agent that all begin with
     episodes: Count = 30  # of the first search
     later_episodes: Count = 5  # of the next ones, where agents persist
@@ -66,11 +73,29 @@ class SPATL(Algorithm):
     adapt_epochs: Number = 10  # of a predictor whose client never took part
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {
+        # The printed equations, corrected where they cannot be meant: the defaults, by name.
+        "paper": {
+            "selector": "rl",
+            "private": "predictor",
+            "control_scale": 1.0,
+            "control_at": "grad",
+            "control_over": "reach",
+            "control_norm": "population",
+            "weighed": "uniform",
+        },
+        # OfficialSPATL, which says what of the released code this is.
+        "official": {
+            "selector": "all",
+            "private": "predictor_and_stem",
+            "control_scale": 0.01,
+            "control_at": "post_step",
+            "control_over": "steps",
+            "control_norm": "cohort",
+            "weighed": "samples",
+        },
         # Sub-models that are as large as they may be and right with norms of their own, results/spatl.md
         "smaller": {"spend": True, "settle": True},
     }
-    default_weighting = uniformly
-    undamped: ClassVar[bool] = False  # scaled controls are learned as if they had acted in full
 
     def __post_init__(self):
         for name in ("budget", "keep_floor"):
@@ -78,7 +103,7 @@ class SPATL(Algorithm):
                 raise BadInput(f"algorithm.{name} is {getattr(self, name)}, but it should be above 0 and at most 1")
 
     def holds_out(self, examples):
-        """So few that 30 looks at them cost less than one epoch of training; a client's only image is trained on."""
+        """So few that 30 looks at them cost half an epoch of training; a client's only image is trained on."""
         return max(0, min(self.validation, -(-examples // 20), examples - 1)) if self.selector == "rl" else 0
 
     def stages(self, plan):
@@ -86,7 +111,7 @@ class SPATL(Algorithm):
             plan.optimizer.reach(1)  # refused here, before anything is trained
         if self.selector != "all" and (packs := [each.name for each in plan.uplink if each.packs]):
             raise BadInput(f"uplink {packs[0]} packs what spatl sends in parts already; leave it out, or selector=all")
-        yield from super().stages(plan)
+        yield from super().stages(replace(plan, weighting=plan.weighting or WEIGHTINGS[self.weighed]))
 
     # ---- what is whose -----------------------------------------------------------------------------------------------
     def is_private(self, net, name):
@@ -217,16 +242,13 @@ class SPATL(Algorithm):
         """How far the client's control goes: to the mean gradient of its path, without what the controls added."""
         if not client.steps:
             return delta.zeros()
-        reach = self.reach(client)
+        if self.control_over == "steps":
+            return delta / (-client.optimizer.lr * client.steps) - client.received.control
+        reach = client.optimizer.reach(client.steps)
         pace = delta / (-client.optimizer.lr * reach)
         share = self.control_scale * (client.steps / reach if self.control_at == "post_step" else 1)
-        if self.undamped:
-            share = 1
         moved = pace - client.received.control * share
         return moved if share == 1 else moved - client.memory.control * (1 - share)
-
-    def reach(self, client: Client) -> float:
-        return client.optimizer.reach(client.steps)
 
     # ---- client: selection -------------------------------------------------------------------------------------------
     def choice(self, client: Client, weights: Tree) -> Choice:
@@ -260,16 +282,24 @@ class SPATL(Algorithm):
         if self.agent == "fresh":
             agent = first_agent(client.key, seen)
             agent = pretrained_agent(self.pretrained, agent) if self.pretrained else agent
-
-        some = spaced(client.data, SETTLING).x if self.settle else None
+        episodes = self.later_episodes if again else self.episodes
+        some = self.settling(client.data, len(part), episodes)
 
         def judge(tried: Sequence[Kept]) -> list[float]:
             return accuracies(client.net, weights, tried, part, some)
 
-        found = search(seen, agent, choice, judge, self.later_episodes if again else self.episodes, client.key)
+        found = search(seen, agent, choice, judge, episodes, client.key, self.agent_learns)
         numbers = {"accuracy": found.accuracy, "dense": judge([{}])[0], "reward": found.reward}
         chosen = Tree({name: torch.tensor(value, dtype=torch.float64) for name, value in numbers.items()})
         return found.kept, chosen, Tree(agent=found.agent)
+
+    def settling(self, mine: Shard, held: int, episodes: int) -> Tensor | None:
+        """Images for norms of a sub-model's own: as many as keep a search within the cost of an epoch on `mine`.
+
+        It looks at them and at those held back once an episode, and once more with the whole network.
+        """
+        affordable = int(_STEP * len(mine)) // (episodes + 1) - held
+        return spaced(mine, min(_SETTLING, affordable)).x if self.settle and affordable > 1 else None
 
     # ---- client: prediction ------------------------------------------------------------------------------------------
     def personal(self, client, local=None):
@@ -306,23 +336,23 @@ class OfficialSPATL(SPATL):
     """What the released code of SPATL does: what its agent selects never reaches the server, so that all is sent.
 
     The stem stays at the clients, too; controls are a hundredth, put on after each step, learned as if they had acted
-    in full over as many steps, and averaged over the cohort; clients count by their examples.
+    in full over as many steps, and averaged over the cohort; clients count by their examples. These are the controls of
+    its `--alg scaffold`: `--alg spatl` has none and lowers the rate by a hundredth a round, which is `control_scale=0`
+    with `local.schedule=exponential`. Not taken over: the search, which changes nothing; controls that begin as random
+    networks and cover norms' statistics; rewards and accuracies on the global test set.
 
     down: model, control; up: delta, control, weight; memory: private, joined, control
     """
 
-    selector: Literal["rl", "uniform", "l2_global", "random", "all"] = "all"
+    selector: Selector = "all"
     private: Literal["predictor", "predictor_and_stem", "none"] = "predictor_and_stem"
     control_scale: NonNegative = 0.01
     control_at: Literal["grad", "post_step"] = "post_step"
+    control_over: Literal["reach", "steps"] = "steps"
     control_norm: Literal["population", "cohort"] = "cohort"
+    weighed: Literal["uniform", "samples"] = "samples"
 
-    presets: ClassVar[dict[str, dict[str, Any]]] = {}  # it cuts nothing out
-    default_weighting = by_examples
-    undamped: ClassVar[bool] = True
-
-    def reach(self, client):
-        return client.steps
+    presets: ClassVar[dict[str, dict[str, Any]]] = {}  # it is one
 
 
 def stem(net: Network) -> frozenset[str]:

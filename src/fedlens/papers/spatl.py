@@ -189,7 +189,7 @@ class SubModel:
     parameters: float  # of the smaller network
     sent: float  # of the parameters of convolutions: the paper's "sparsity ratio"
     bytes: float  # of the client's last upload, controls and headers included
-    latency: float  # measured here, one thread of a CPU or the GPU
+    latency: float  # measured here, one thread of a CPU or the GPU; may not have been asked for
     accuracy: float  # on the images that rewards were measured on
     dense: float  # of the whole network there
     own: float  # accuracy on the client's own test images: of its whole model; all six may not have been asked for
@@ -205,7 +205,10 @@ RULES = ("selected", "norms", "alike")
 
 
 def sub_models(path: str | Path, batch: int = 32, repeats: int = 9) -> list[SubModel]:
-    """Table 2 for a finished run: what its selector left of the last global encoder at every client."""
+    """Table 2 for a finished run: what its selector left of the last global encoder at every client.
+
+    Latency is that of a batch, the fastest of so many passes; without repeats it is not measured.
+    """
     return sub_models_by(path, RULES[:1], batch, repeats)["selected"]
 
 
@@ -238,7 +241,7 @@ def sub_models_by(
             kept = unpacked(selection.kept, layers) if selects else for_all[rule]
             computed = costs.computed(kept)
             with run.at_work():
-                latency = _ratio(sliced(net, weights, computed), whole, x, repeats)
+                latency = _ratio(sliced(net, weights, computed), whole, x, repeats) if repeats else math.nan
             pairs = zip(of_whole, judged(computed), strict=True)
             found[rule].append(
                 SubModel(
@@ -328,6 +331,11 @@ def _dense(checkpoint: Checkpoint) -> int:
     upload = Tree(delta=state.model, weight=torch.zeros((), dtype=torch.float64))
     upload = upload.replace(control=state.control) if "control" in state else upload
     return upload.nbytes + len(header(upload))
+
+
+def device_name() -> str:
+    """What latencies are measured on."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "one thread of a CPU"
 
 
 def _ratio(smaller: nn.Module, whole: nn.Module, x: torch.Tensor, repeats: int) -> float:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 
 from .. import config
-from ..algorithms.spatl import SETTLING, SPATL, accuracies, spaced
+from ..algorithms.spatl import SPATL, accuracies
 from ..analysis import OpenedRun, fairness, judged
 from ..core.batches import Shard
 from ..core.errors import BadInput
@@ -34,7 +34,18 @@ from ..selection.search import WAVE, Accuracies, search
 from . import Figure
 from .figure_runs import SEED, finished, note, out_of
 from .grid import Grid, decides, gather
-from .spatl import INFERENCE, TO_80, TRANSFER, SubModel, bytes_to, judged_alone, looks, sub_models_by, tables
+from .spatl import (
+    INFERENCE,
+    TO_80,
+    TRANSFER,
+    SubModel,
+    bytes_to,
+    device_name,
+    judged_alone,
+    looks,
+    sub_models_by,
+    tables,
+)
 
 MODEL = "resnet20"  # whose runs are carried out
 METHODS = ("spatl", "spatl_salient", "scaffold", "fedavg", "fedprox", "fednova")
@@ -200,10 +211,6 @@ def _known(numbers: Mapping[str, Any]) -> dict[str, Any]:
     return {name: None if math.isnan(value) else value for name, value in numbers.items()}
 
 
-def device_name() -> str:
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "one thread of a CPU"
-
-
 # ---- the agent -------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Selection:
@@ -233,7 +240,7 @@ class Selection:
         choice = Choice(costs, layers, ranked(layers, weights), *shape)
 
         mine = Shard(federation.data, owned(stage, client, federation.train[client])[0])
-        some = spaced(mine, SETTLING).x if algorithm.settle else None
+        some = algorithm.settling(mine, len(part), algorithm.episodes)
 
         def judge(tried):
             return accuracies(net, weights, tried, part, some)

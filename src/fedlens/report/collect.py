@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from .gallery import Pictures
 
 DRAWN = 100  # clients of a split at most
 POINTS = 400  # of a curve at most, clients of a chart at most: more cannot be seen, and make the file heavy
+TIMED = {"batch": 32, "repeats": 9}  # images a pass, and passes of which the fastest counts, where latency is measured
 _SIGNS = ("config.yaml", "passport.json", "metrics.parquet")  # any of these makes a folder a run, whole or not
 
 
@@ -51,13 +51,13 @@ def _is_run(path: Path) -> bool:
     return any((path / sign).exists() for sign in _SIGNS)
 
 
-def collect(path: Path, name: str, pictures: Pictures) -> dict[str, Any]:
+def collect(path: Path, name: str, pictures: Pictures, latency: bool = False) -> dict[str, Any]:
     """A run as plain data; `state` says whether it is complete, unfinished or corrupt, and `trouble` what is wrong."""
     blank = {"name": name, "state": "corrupt", "trouble": "", "method": "?", "settings": {}, "seed": None}
     try:
         settings = _settings(path)
         blank |= {"method": _method(settings["algorithm"]), "settings": flat(settings), "seed": settings.get("seed")}
-        return finite(blank | _intact(RunFolder(path), settings, pictures, name))
+        return finite(blank | _intact(RunFolder(path), settings, pictures, name, latency))
     except BadInput as error:
         said = str(error)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, pa.ArrowException) as error:
@@ -107,7 +107,9 @@ def _listed(values: list[Any]) -> str:
     return ", ".join(map(one, values)) or "none"
 
 
-def _intact(folder: RunFolder, settings: dict[str, Any], pictures: Pictures, name: str) -> dict[str, Any]:
+def _intact(
+    folder: RunFolder, settings: dict[str, Any], pictures: Pictures, name: str, latency: bool
+) -> dict[str, Any]:
     passport, result, names = folder.passport(), folder.result(), folder.names()
     metrics, sent = folder.metrics(), folder.bytes()
     done = max(metrics["round"].to_pylist(), default=0)
@@ -132,7 +134,7 @@ def _intact(folder: RunFolder, settings: dict[str, Any], pictures: Pictures, nam
         "privacy": _json(folder, "privacy.json"),
         "audit": _json(folder, "audit.json"),
         "flower": _flower(folder, passport),
-        "sub_models": _sub_models(folder, settings, names) if result else [],
+        "sub_models": _sub_models(folder, settings, names, latency) if result else [],
         "pictures": pictures.of(folder.figures, name),
     }
 
@@ -159,20 +161,21 @@ def _flower(folder: RunFolder, passport: Mapping[str, Any]) -> dict[str, Any] | 
     return {"own_data": bool(passport.get("nodes_own_data")), "moved": moved}
 
 
-def _sub_models(folder: RunFolder, settings: Mapping[str, Any], names: Names) -> list[dict[str, Any]]:
-    """SPATL's smaller networks, a row for each client; nothing where the data are not at hand to build them."""
+def _sub_models(folder: RunFolder, settings: Mapping[str, Any], names: Names, latency: bool) -> list[dict[str, Any]]:
+    """SPATL's smaller networks, a row for each client; nothing where the data are not at hand to build them.
+
+    Latency only where it is asked for: it differs each time, and a page is otherwise the same, byte by byte.
+    """
     if not str(settings["algorithm"]["is"]).startswith("spatl") or settings["algorithm"].get("selector") == "all":
         return []
     from ..papers.spatl import sub_models
 
     try:
-        found = sub_models(folder.path, batch=1, repeats=1)
+        found = sub_models(folder.path, TIMED["batch"], TIMED["repeats"] if latency else 0)
     except BadInput:
         return []
-    # Latency is what a machine measures with care, not while it writes a page; nor are the smaller ones judged anew.
-    left = {"latency", "own", "smaller", "settled", "tuned"}
-    shown = [{key: value for key, value in asdict(one).items() if key not in left} for one in found]
-    return [{**row, "name": names.client(row["client"])} for row in shown]
+    shown = ("client", "flops", "parameters", "sent", "bytes", "accuracy", "dense", *(("latency",) if latency else ()))
+    return [{key: getattr(one, key) for key in shown} | {"name": names.client(one.client)} for one in found]
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------

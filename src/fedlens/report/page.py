@@ -17,7 +17,7 @@ from ..audit.attack import LEGEND
 from ..core.errors import BadInput
 from ..core.memories import write_whole
 from . import story
-from .collect import collect, runs_in
+from .collect import TIMED, collect, runs_in
 from .gallery import Pictures
 from .groups import arenas, differing, grouped
 from .style import COLOURS, DARK_COLOURS, DASHES
@@ -44,20 +44,20 @@ style-src 'sha256-{style_hash}'; script-src 'sha256-{script_hash}'; base-uri 'no
 """
 
 
-def write(runs: Sequence[Path], out: Path) -> Path:
-    """A page about these runs, or those below these folders."""
+def write(runs: Sequence[Path], out: Path, latency: bool = False) -> Path:
+    """A page about these runs, or those below these folders; with latency, that of sub-models is measured first."""
     if out.is_dir():
         raise BadInput(f"--out {out} is a folder; name a file such as {out / 'report.html'}")
-    text = page(gather(runs))
+    text = page(gather(runs, latency))
     out.parent.mkdir(parents=True, exist_ok=True)
     write_whole(out, text.encode())
     return out
 
 
-def gather(paths: Sequence[Path]) -> dict[str, Any]:
+def gather(paths: Sequence[Path], latency: bool = False) -> dict[str, Any]:
     """All that the page shows. Its script takes every number from here."""
     folders, pictures = runs_in(paths), Pictures()
-    runs = [collect(folder, name, pictures) for folder, name in zip(folders, _names(folders), strict=True)]
+    runs = [collect(folder, name, pictures, latency) for folder, name in zip(folders, _names(folders), strict=True)]
     groups = grouped(runs)
     fields = arenas(groups)
     for number, arena in enumerate(fields):
@@ -78,6 +78,7 @@ def gather(paths: Sequence[Path]) -> dict[str, Any]:
         "splits": _splits(runs),
         "settings": _settings(runs),
         "left_out": pictures.left_out,
+        "timed": _timed() if latency and any(run.get("sub_models") for run in runs) else "",
         "audit_legend": LEGEND,
         "dashes": DASHES,
         "runs": [{k: v for k, v in run.items() if k not in ("settings", "owned")} for run in runs],
@@ -112,6 +113,14 @@ def _splits(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             }
             found.setdefault(run["split"], split | run["owned"])["runs"].append(run["name"])
     return list(found.values())
+
+
+def _timed() -> str:
+    """How latencies were measured, in words."""
+    from ..papers.spatl import device_name
+
+    passes = f"{TIMED['batch']} images at once, the fastest of {TIMED['repeats']} passes, on {device_name()}"
+    return f"Latency was measured while this page was written: {passes}."
 
 
 def _settings(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +23,8 @@ SPREAD = 0.5  # standard deviation of actions
 DISCOUNT, CLIP, OF_CRITIC = 0.99, 0.2, 0.5
 EPOCHS = 20  # of an update
 ADAM = Adam(3e-4)
+
+Learns = Literal["all", "head"]  # of an agent; head: all but its graph encoders
 
 
 class Situation(NamedTuple):
@@ -142,13 +144,14 @@ def loss(weights: Tree, seen: Situation, past: Experience) -> Tensor:
     return -gain.mean() + OF_CRITIC * ((guessed - wanted) ** 2).mean()
 
 
-def updated(agent: Tree, seen: Situation, past: Experience, epochs: int = EPOCHS) -> Tree:
+def updated(agent: Tree, seen: Situation, past: Experience, epochs: int = EPOCHS, *, learns: Learns = "all") -> Tree:
     """The agent after so many passes over all that it has seen."""
     agent = agent.clone()
+    moving = agent.weights.select(lambda name: learns == "all" or name.split(".")[1] not in ("near", "far"))
     for _ in range(epochs):
         with torch.enable_grad():
-            weights = agent.weights.map(lambda leaf: leaf.detach().requires_grad_())
-            slope = grad(loss(weights, seen, past), weights)
+            leaves = moving.map(lambda leaf: leaf.detach().requires_grad_())
+            slope = grad(loss(agent.weights | leaves, seen, past), leaves)
         ADAM.update_(agent.weights, slope, agent.optimizer)
     return agent
 

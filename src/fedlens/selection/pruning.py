@@ -188,13 +188,22 @@ class Choice:
 
     def feasible(self) -> Choice:
         """This choice, if the least ratio meets the budget."""
-        least = self.size(self.kept([self.floor] * len(self.layers)))
-        if least > self.budget:
+        floor = self.kept([self.floor] * len(self.layers))
+        if self.fits(floor):
+            return self
+        said = f"algorithm.budget={self.budget:g} cannot be met: "
+        least = self.first([1] * len(self.layers))
+        if self.fits(least):
             raise BadInput(
-                f"algorithm.budget={self.budget:g} cannot be met: keep_floor={self.floor:g} of all layers' filters "
-                f"leaves {least:.3f} of the {self.constraint}; raise budget or lower keep_floor"
+                f"{said}keep_floor={self.floor:g} of all layers' filters leaves {self.size(floor):.3f} of the "
+                f"{self.constraint}; raise budget or lower keep_floor"
             )
-        return self
+        left = self.size(least)
+        why = f"one filter in every layer still leaves {left:.3f} of the {self.constraint}"
+        why = "nothing of this network can be cut out" if left == 1 else why
+        raised = "raise budget, or " if left < 1 else ""
+        params = "algorithm.constraint=params or " if self.costs.size("params", floor) <= self.budget else ""
+        raise BadInput(f"{said}{why}; {raised}take {params}algorithm.selector=all")
 
     def projected(self, ratios: Sequence[float]) -> dict[str, int]:
         """These ratios scaled down together, by as little as meets the budget."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..core.rng import key, normal
 from ..core.tree import Tree
 from . import agent as ppo
-from .agent import SPREAD, Experience, Situation
+from .agent import SPREAD, Experience, Learns, Situation
 from .pruning import Choice, Kept
 
 WAVE = 20  # episodes between two updates
@@ -29,7 +29,15 @@ class Found(NamedTuple):
     reward: float  # mean over episodes
 
 
-def search(seen: Situation, agent: Tree, choice: Choice, judge: Accuracies, episodes: int, seed: int) -> Found:
+def search(
+    seen: Situation,
+    agent: Tree,
+    choice: Choice,
+    judge: Accuracies,
+    episodes: int,
+    seed: int,
+    learns: Learns = "all",
+) -> Found:
     """Yu et al., 2022, algorithm 1. Within the budget the most accurate sub-model wins, then the smaller one."""
     best: tuple[tuple[float, float], dict[str, int]] | None = None
     rewards: list[float] = []
@@ -43,7 +51,7 @@ def search(seen: Situation, agent: Tree, choice: Choice, judge: Accuracies, epis
             each.rewards[-1] = 100 * accuracy
         rewards += [each.rewards[-1] for each in tried]
         last = tried[-1].ratios
-        agent = ppo.updated(agent, seen, remembered(tried))
+        agent = ppo.updated(agent, seen, remembered(tried), learns=learns)
     kept = best[1] if best else choice.projected(last)
     return Found(kept, agent, best[0][0] if best else torch.nan, sum(rewards) / len(rewards))
 

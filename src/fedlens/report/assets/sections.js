@@ -229,9 +229,11 @@ function subModels() {
   const rows = runs.flatMap((run) => (run.sub_models || []).map((one) => ({ run: run.name, ...one })));
   if (!rows.length) return null;
   const share = (name, key) => ({ name, number: true, text: (row) => percent(row[key]), value: (row) => row[key] });
-  return [element("p", {}, "The smaller network that each client selected, beside the whole one; accuracies are on the images that the selection was rewarded on."),
-    table("Sub-models by client", [{ name: "run", text: (row) => row.run }, { name: "client", text: (row) => row.name, value: (row) => row.client }, share("FLOPs, %", "flops"), share("parameters, %", "parameters"),
-      share("sent, %", "sent"), share("accuracy, %", "accuracy"), share("whole network, %", "dense")], rows)];
+  return [element("p", {}, "The smaller network that each client selected, of the whole one: its share of the weights of convolutions that are kept and sent, of operations, of parameters, of an upload's bytes with controls and headers",
+      report.timed && ", and of the time of a pass", "; then accuracies on the images that the selection was rewarded on. Where there is none, nothing was rewarded: another rule selects, or these images are of one class, and every layer keeps the same share. ",
+      report.timed || "Latency is measured with fedlens report --latency."),
+    table("Sub-models by client", [{ name: "run", text: (row) => row.run }, { name: "client", text: (row) => row.name, value: (row) => row.client }, share("keep ratio, %", "sent"), share("FLOPs, %", "flops"),
+      share("parameters, %", "parameters"), share("bytes sent, %", "bytes"), ...(report.timed ? [share("latency, %", "latency")] : []), share("accuracy, %", "accuracy"), share("whole network, %", "dense")], rows)];
 }
 
 // ---- settings, passports, environment ----
