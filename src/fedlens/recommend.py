@@ -235,7 +235,7 @@ def _ruled_out(
     if megabytes and (most := max(sent.values()) / 1e6) > megabytes:
         return f"a client sends {most:.2f} MB in a round, more than {megabytes:g}"
     if private and any(leaf.where == "shared" for leaf in leaves):
-        return "it gives everyone something made of clients' images"
+        return "it gives everyone more than a model, made of clients' images or, by fedaux, of public ones"
     answers = {leaf.name.partition("/")[0] for leaf in leaves if leaf.where == "up"} - _UPDATES
     if private and answers:
         return f"clients send more than updates: {', '.join(sorted(answers))}"
