@@ -236,7 +236,10 @@ class Experiment:
 
 
 def _name(recipe: Recipe) -> str:
-    return type(recipe).__name__.lower()
+    """As users write it."""
+    from .config import plain
+
+    return plain(recipe)["is"]
 
 
 def _needs_public_data(part: Any) -> bool:

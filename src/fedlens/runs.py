@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import platform
+import shutil
 import sys
 import time
 from collections.abc import Collection, Iterator
@@ -53,11 +54,13 @@ class RunFolder:
         self.memories, self.checkpoints = self.path / "clients", self.path / "checkpoints"
         self._shared: tuple[Tree, str] | None = None  # the last common payload, and its checksum
         self.figures = self.path / "figures"
+        self._is_new = False
 
     # ---- beginning and ending ----
     @classmethod
     def create(cls, experiment: Experiment, config: str) -> RunFolder:
         folder = cls(experiment.out) if experiment.out else cls(_free_name(experiment))
+        folder._is_new = not folder.path.exists() or (folder.path.is_dir() and not any(folder.path.iterdir()))
         if (folder.path / "config.yaml").exists():
             raise BadInput(
                 f"{folder.path} already holds a run; resume it with `fedlens resume`, or choose another out="
@@ -72,15 +75,14 @@ class RunFolder:
         return folder
 
     def withdraw(self) -> None:
-        """Leave no trace of a run that was refused in its first round: the same out= may be tried again."""
+        """Leave no trace of a run that was refused in its first round: the same out= may be tried again.
+
+        Only of one that made its folder, or found it empty: what was there before is somebody's.
+        """
         log = self.path / "log.txt"
-        if log.exists() and not all(line.startswith("failed: ") for line in log.read_text().splitlines()):
-            return
-        for name in ("config.yaml", "passport.json", "split.json", "label_counts.json", "log.txt", "lock"):
-            (self.path / name).unlink(missing_ok=True)
-        for name in ("metrics.parquet", "bytes.parquet", "checkpoints", "clients", ""):
-            with contextlib.suppress(OSError):  # it never was, or there is something in it
-                (self.path / name).rmdir()
+        began = log.exists() and any(line.startswith("round ") for line in log.read_text().splitlines())
+        if self._is_new and not began:
+            shutil.rmtree(self.path, ignore_errors=True)
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:

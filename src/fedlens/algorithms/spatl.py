@@ -45,9 +45,9 @@ class SPATL(Algorithm):
     operations that the smaller network really does. Rewards are accuracies of that network on images that the client
     keeps back and never trains on: a channel that is computed anyway, since another layer of a sum keeps it, is not
     silenced there, though it is not sent. A client that kept back images of one class alone learns nothing from them:
-    it takes `uniform`. A search looks at so few images that its operations are no more than those of a local epoch.
-    `l2_global` goes by the root mean square of a filter's weights: by plain norms, layers whose filters have more
-    inputs would win.
+    it takes `uniform`. A search of 30 episodes looks at so few images that its operations are about those of a local
+    epoch at most. `l2_global` goes by the root mean square of a filter's weights: by plain norms, layers whose filters
+    have more inputs would win. The preset official has no agent and no selection: it is `spatl_official`.
     """
 
     selector: Selector = "rl"  # an agent, the same share of all layers, the largest norms anywhere, chance, all filters
@@ -55,7 +55,7 @@ class SPATL(Algorithm):
     budget: Ratio = 0.8  # the share of it that is left
     keep_floor: Ratio = 0.1  # the least share of a layer's filters
     spend: bool = False  # what the agent takes away is made less until the budget is spent: a step of it takes too much
-    settle: bool = False  # a sub-model gets norms' statistics of its own before it is judged, over up to 256 images
+    settle: bool = False  # sub-models are judged with statistics of norms of their own: over 256 images, or fewer
     private: Literal["predictor", "predictor_and_stem", "none"] = "predictor"  # none: no transfer
     control_scale: NonNegative = 1.0  # 0: no gradient control
     control_at: Literal["grad", "post_step"] = "grad"  # added to the gradient, or to the weights after each step

@@ -28,7 +28,7 @@ from ..report.clients import accuracy_bars, grouped_bars
 from ..report.figures import bytes_until
 from ..report.style import COLOURS, pyplot, save
 from ..runs import RunFolder
-from ..selection.agent import Situation, first_agent, situation
+from ..selection.agent import Learns, Situation, first_agent, situation
 from ..selection.pruning import Choice, Costs, ranked
 from ..selection.search import WAVE, Accuracies, search
 from . import Figure
@@ -221,6 +221,7 @@ class Selection:
     choice: Choice
     judge: Accuracies
     images: int
+    learns: Learns
 
     @classmethod
     def of(cls, run: OpenedRun) -> Selection:
@@ -245,13 +246,14 @@ class Selection:
         def judge(tried):
             return accuracies(net, weights, tried, part, some)
 
-        return cls(client, situation(costs, layers), choice.feasible(), judge, len(part))
+        return cls(client, situation(costs, layers), choice.feasible(), judge, len(part), algorithm.agent_learns)
 
     def rewards(self, agent: Tree, updates: int, seed: int) -> list[float]:
         """Mean reward of the episodes that each update learns from."""
         found = []
         for update in range(updates):
-            wave = search(self.seen, agent, self.choice, self.judge, WAVE, key(seed, "update", update))
+            seeded = key(seed, "update", update)
+            wave = search(self.seen, agent, self.choice, self.judge, WAVE, seeded, self.learns)
             agent = wave.agent
             found.append(wave.reward)
         return found

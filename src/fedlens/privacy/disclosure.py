@@ -19,7 +19,7 @@ from ..core.transform import Clip, GaussianNoise
 from .clients import ClientPrivacy
 from .statement import SEEDED, Statement
 
-_ANSWERS = {Evaluate.__name__: "numbers about clients' own models, which evaluate.personal=none does without"}
+_ANSWERS = {Evaluate.__name__: "numbers about clients' own models"}
 
 
 class Disclosure:
