@@ -548,8 +548,10 @@ def test_what_is_no_part_of_an_extractor_never_leaves():
     module: Any = net.module
     module.body = module.extractor
     del module.extractor
-    with pytest.raises(BadInput, match=r"this one lacks extractor: use model=pse_net"):
-        by_package(PSE(), net, federation())
+    for extractor in (None, module.body.forward):  # a method is no part
+        module.__dict__["extractor"] = extractor
+        with pytest.raises(BadInput, match=r"this one lacks extractor: use model=pse_net"):
+            by_package(PSE(), net, federation())
 
 
 def test_places_need_a_second_one_to_attend_to():

@@ -1,11 +1,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from annotated_types import Ge
 from torch import Tensor, nn
 
 from ..core.algorithm import Errand, Server
@@ -13,7 +12,7 @@ from ..core.batches import Dataset, Shard, plan
 from ..core.check import misshapen
 from ..core.errors import BadInput
 from ..core.evaluate import pieces
-from ..core.fields import Count, Number, Open, Positive
+from ..core.fields import Count, Number, Open, Positive, Several
 from ..core.network import Network
 from ..core.optimizer import Adam
 from ..core.rng import fold, generator, key, normal, uniform
@@ -40,7 +39,7 @@ class FedAux:
     """
 
     pretrain_steps: Number = 2000  # of SimCLR
-    pretrain_batch: Annotated[int, Ge(2)] = 256  # views of one image alone could be told from nothing
+    pretrain_batch: Several = 256  # views of one image alone could be told from nothing
     pretrain_lr: Positive = 1e-3  # of Adam
     negatives: Open = 0.2  # part of the public images that clients tell theirs from; the rest are distilled on
     regularisation: Positive = 0.01  # lambda

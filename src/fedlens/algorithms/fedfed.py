@@ -7,19 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core.algorithm import Algorithm, Errand, Recipe, Stage
-from ..core.errors import BadInput
+from ..core.algorithm import Algorithm, Errand, Recipe
 from ..core.fields import Count, NonNegative, Positive
 from ..core.optimizer import Adam
 from ..core.rng import fold, normal
 from ..core.tree import Tree, grad, mean
 from ..models.generators import Vae, first_weights, head_shape, structure
 from ..privacy.statement import SEEDED_AT_NODES, Statement
-from . import fedxds
-from .fedaux import Score
 from .fedavg import FedAvg
-from .pse import PSE
-from .sharing import Form, WithSharedData, assembled, fault, packed
+from .sharing import Form, WithSharedData, assembled, can_share, fault, packed
 
 _BLOCK = 500  # images at a time, on every device: the draws of a block have one key
 
@@ -62,7 +58,7 @@ class FedFed:
         objective = WithSharedData(2 / 3, 2 * plan.size, "convex", plan.objective)
         first, *rest = self.base.stages(replace(plan, objective=objective))
         for stage in (first, *rest):
-            _can_share(stage)
+            can_share(stage, "fedfed")
         yield replace(first, fresh=True)
         yield from rest
 
@@ -100,21 +96,6 @@ class FedFed:
             not_covered=("labels, which are sent as they are", "updates of the autoencoder and of all classifiers"),
             details={"sigma1": self.sigma1, "sigma2": self.sigma2},
         )
-
-
-def _can_share(stage: Stage) -> None:
-    part = stage.algorithm
-    while part is not None:
-        if isinstance(part, fedxds.Exchange | Exchange):
-            raise BadInput("algorithm.base of fedfed shares data itself; name fedfed or fedxds, and once")
-        if isinstance(part, PSE):
-            raise BadInput("algorithm.base of fedfed cannot be pse, which asks two networks about the same images")
-        if isinstance(part, Score):
-            raise BadInput(
-                "algorithm.base of fedfed cannot be fedaux, whose features of public images would take the place of "
-                "what clients share; feddf can share"
-            )
-        part = getattr(part, "base", None)
 
 
 @dataclass(frozen=True)

@@ -3,15 +3,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated
 
 import torch
 import torch.nn.functional as F
-from annotated_types import Ge
 from torch import Tensor
 
 from ..core.algorithm import Algorithm, Server
-from ..core.fields import Count, NonNegative, Number, Positive, Share
+from ..core.fields import Count, NonNegative, Number, Positive, Several, Share
 from ..core.network import Network
 from ..core.optimizer import Adam, Sgd
 from ..core.rng import fold, key, normal, uniform
@@ -42,7 +40,7 @@ class FedFTG(Algorithm):
     width: Count = 64  # channels of the generator's last hidden layer
     iterations: Number = 10  # after each round; 0: FedAvg
     student_steps: Count = 5  # in each
-    batch: Annotated[int, Ge(2)] = 50  # images that are made at a time; the generator normalises over them
+    batch: Several = 50  # images that are made at a time; the generator normalises over them
     student_lr: Positive = 0.1
     generator_lr: Positive = 0.01  # of Adam
     decay: Share = 0.998  # of both rates, per round

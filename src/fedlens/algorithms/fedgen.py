@@ -2,15 +2,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
 
 import torch
 import torch.nn.functional as F
-from annotated_types import Ge
 from torch import Tensor
 
 from ..core.algorithm import Algorithm, Server
-from ..core.fields import Count, NonNegative, Number, Positive, Share
+from ..core.fields import Count, NonNegative, Number, Positive, Several, Share
 from ..core.network import Network
 from ..core.objective import weighted
 from ..core.optimizer import Adam
@@ -46,7 +44,7 @@ class FedGen(Algorithm):
     noise: Count = 32  # dimensions
     hidden: Count = 256
     steps: Number = 50  # of the generator, after each round
-    batch: Annotated[int, Ge(2)] = 32  # features that are made at a time; the generator normalises over them
+    batch: Several = 32  # features that are made at a time; the generator normalises over them
     lr: Positive = 3e-4
     weight_decay: NonNegative = 1e-2
 

@@ -27,6 +27,8 @@ class FedPer(Algorithm):
 
 def is_extractor(net: Network, name: str) -> bool:
     """Whether this weight belongs to the network's `extractor`; without such a part, to all but the head."""
-    if isinstance(getattr(net.module, "extractor", None), nn.Module):
-        return name.startswith("extractor.")
-    return name not in net.head
+    return name.startswith("extractor.") if has_extractor(net) else name not in net.head
+
+
+def has_extractor(net: Network) -> bool:
+    return isinstance(getattr(net.module, "extractor", None), nn.Module)

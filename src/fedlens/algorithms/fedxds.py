@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..attribution import attribute, normalised, top_share
 from ..attribution.masks import kept
-from ..core.algorithm import Client, Errand, Recipe, Stage
+from ..core.algorithm import Client, Errand, Recipe
 from ..core.batches import Shard
 from ..core.cohort import Everyone, Fraction
 from ..core.errors import BadInput
@@ -23,10 +23,8 @@ from ..core.tree import Tree
 from ..privacy.gaussian import analytic_sigma, classic_sigma, gaussian_epsilon, metric_delta, metric_sigma
 from ..privacy.response import randomised_response, whole_mask_epsilon
 from ..privacy.statement import SEEDED_AT_NODES, Statement
-from .fedaux import Score
 from .fedavg import FedAvg
-from .pse import PSE
-from .sharing import Form, Mix, WithSharedData, assembled, fault, packed
+from .sharing import Form, Mix, WithSharedData, assembled, can_share, fault, packed
 
 _METHODS = {"ig": "integrated_gradients", "smoothgrad": "smoothgrad", "inputxgrad": "input_x_gradient"}
 _BLOCK = 500  # images at a time, on every device: the draws of a block have one key
@@ -124,7 +122,7 @@ class FedXDS:
         objective = WithSharedData(self.lam, plan.size, self.mix, plan.objective)
         training = [*self.base.stages(replace(plan, objective=objective))]
         for stage in (*warming, *training):
-            _can_share(stage)
+            can_share(stage, "fedxds")
         yield from (stage for stage in warming if stage.rounds)
         yield exchange
         first, *rest = training
@@ -288,25 +286,6 @@ class FedXDS:
         if self.clip_norm is None or self._shows_places or not self.noise:
             return None
         return gaussian_epsilon(self.noise, self.delta, 2 * self.clip_norm * images**0.5)
-
-
-def _can_share(stage: Stage) -> None:
-    algorithm, names = stage.algorithm, []
-    while algorithm is not None:
-        names.append(algorithm)
-        algorithm = getattr(algorithm, "base", None)
-    if any(getattr(part, "fills_shared", False) for part in names):
-        raise BadInput("algorithm.base of fedxds shares data itself; name fedxds or fedfed, and once")
-    if any(isinstance(part, PSE) for part in names):
-        raise BadInput(
-            "algorithm.base of fedxds cannot be pse, which asks two networks about the same images; "
-            "fedper or fedrep keep a private head and can share"
-        )
-    if any(isinstance(part, Score) for part in names):
-        raise BadInput(
-            "algorithm.base of fedxds cannot be fedaux, whose features of public images would take the place of what "
-            "clients share; feddf can share"
-        )
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from ..core.errors import BadInput
 from ..core.fields import NonNegative
 from ..core.network import Network
 from ..core.tree import Tree, grad
-from .fedper import FedPer, Part, is_extractor
+from .fedper import FedPer, Part, has_extractor, is_extractor
 
 # Of a network whose attention another model's maps can take part in; what is not in its extractor stays private.
-PARTS = ("maps", "project", "attend", "embed", "extractor")
+PARTS = ("maps", "project", "attend", "embed")
 Pair = tuple[Tree, Tree]  # weights of the local and of the global network, both with the client's classifier
 _UNTAPPED = nullcontext(), nullcontext()
 _ROWS = 1024  # masked images of Score-CAM at a time
@@ -72,9 +72,10 @@ class PSE(FedPer):
         """Whether queries are exchanged."""
         if self.attention == "self":
             return False
-        if missing := [part for part in PARTS if not hasattr(net.module, part)]:
+        there = {part: hasattr(net.module, part) for part in PARTS} | {"extractor": has_extractor(net)}
+        if missing := [part for part, is_there in there.items() if not is_there]:
             raise BadInput(
-                f"pse exchanges queries between networks with {', '.join(PARTS)}, and this one lacks "
+                f"pse exchanges queries between networks with {', '.join(there)}, and this one lacks "
                 f"{', '.join(missing)}: use model=pse_net, or algorithm.attention=self for excitation alone"
             )
         return True

@@ -10,13 +10,35 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core.errors import RunFailed
+from ..core.algorithm import Stage
+from ..core.errors import BadInput, RunFailed
 from ..core.objective import cross_entropy
 from ..core.rng import fold, uniform
 from ..core.tree import Tree
+from .fedaux import Score
+from .pse import PSE
 
 Form = Literal["float32", "float16", "uint8"]
 Mix = Literal["additive", "convex"]
+
+
+def can_share(stage: Stage, name: str) -> None:
+    """Refuses what the method of this name cannot go over: there is one common payload, and one network to train."""
+    part = stage.algorithm
+    while part is not None:
+        if getattr(part, "fills_shared", False):
+            raise BadInput(f"algorithm.base of {name} shares data itself; name fedxds or fedfed, and once")
+        if isinstance(part, PSE):
+            raise BadInput(
+                f"algorithm.base of {name} cannot be pse, which asks two networks about the same images; "
+                "fedper or fedrep keep a private head and can share"
+            )
+        if isinstance(part, Score):
+            raise BadInput(
+                f"algorithm.base of {name} cannot be fedaux, whose features of public images would take the place of "
+                "what clients share; feddf can share"
+            )
+        part = getattr(part, "base", None)
 
 
 # ---- on the way ------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from typing import Annotated
 from annotated_types import Ge, Gt, Le, Lt
 
 Count = Annotated[int, Ge(1)]
+Several = Annotated[int, Ge(2)]
 Number = Annotated[int, Ge(0)]
 Positive = Annotated[float, Gt(0)]
 NonNegative = Annotated[float, Ge(0)]
