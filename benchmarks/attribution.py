@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlens.attribution import attribute, channel_gradients, layer_saliency
-from fedlens.bench import Work, parts, seconds
+from fedlens.cli.bench import Work, parts, seconds
 from fedlens.core.batches import Shard
 from fedlens.core.network import Network
 from fedlens.core.rng import generator, seeded
@@ -40,7 +40,7 @@ from fedlens.core.tree import Tree
 from fedlens.engines.lanes import Lanes
 from fedlens.models import model_named
 from fedlens.models.resnet import ResNet18
-from fedlens.simulate import matmuls
+from fedlens.simulate.run import matmuls
 
 Job = Callable[[], object]
 

@@ -25,12 +25,12 @@ import torch
 
 from fedlens.algorithms import SPATL, FedAvg, FedFed, Scaffold
 from fedlens.audit.attack import Answers, Images, Knowledge, Prior, trained
+from fedlens.audit.figures import grid_of, over_epsilon
 from fedlens.audit.gradients import GradientInversion
+from fedlens.audit.image_similarity import likeness
 from fedlens.audit.inversion import FeatureInversion
 from fedlens.audit.measures import Measure
 from fedlens.audit.membership import SharedMembership
-from fedlens.audit.pictures import likeness
-from fedlens.audit.transcript import Recording, Transcript
 from fedlens.core.algorithm import Stage
 from fedlens.core.batches import Shard
 from fedlens.core.cohort import Everyone
@@ -41,9 +41,9 @@ from fedlens.data import DATASETS, PARTITIONS
 from fedlens.engines.sequential import Sequential
 from fedlens.experiment import Experiment, parts
 from fedlens.models import model_named
-from fedlens.papers.fedxds_figures import DEFENCES, EPSILONS, Study, mechanism, study
-from fedlens.privacy.clients import ClientPrivacy
-from fedlens.report.audit import grid_of, over_epsilon
+from fedlens.papers.fedxds.figures import DEFENCES, EPSILONS, Study, mechanism, study
+from fedlens.privacy.client_level import ClientPrivacy
+from fedlens.runs.transcript import Recording, Transcript
 
 
 def main() -> None:

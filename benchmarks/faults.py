@@ -12,7 +12,7 @@ from statistics import median
 
 import torch
 
-from fedlens import config, simulate
+from fedlens import config
 from fedlens.algorithms import FedAvg
 from fedlens.core.algorithm import Server, Stage
 from fedlens.core.batches import Dataset, Federation
@@ -22,10 +22,11 @@ from fedlens.core.network import Network
 from fedlens.core.rng import seeded
 from fedlens.core.run import Job, enter, timetable
 from fedlens.core.tree import Tree
-from fedlens.diff import differences
 from fedlens.engines.rehearsal import Rehearsal
 from fedlens.engines.sequential import Sequential
 from fedlens.models import MODELS
+from fedlens.runs.diff import differences
+from fedlens.simulate import run as simulate
 
 SETTINGS = ["data=mnist5k", "clients=200", "cohort=20", "rounds=50", "model=mlp", "local.epochs=2", "local.lr=0.05"]
 SETTINGS += ["partition=dirichlet", "partition.alpha=0.5", "evaluate.personal=none", "picture=false"]

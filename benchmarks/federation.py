@@ -38,7 +38,7 @@ from fedlens.core.tree import Tree
 from fedlens.engines.sequential import Sequential
 from fedlens.flower import launch
 from fedlens.flower.certificates import Authority, node_key
-from fedlens.runs import RunFolder
+from fedlens.runs.folder import RunFolder
 
 NODES = 3
 COMMON = f"data=mnist5k clients={NODES} cohort={NODES} local.steps=5 local.lr=0.05"

@@ -13,7 +13,7 @@ import torch
 
 import needed
 from fedlens.algorithms import FedAvg
-from fedlens.bench import JOBS, SMALL, Work, bench, parts, seconds
+from fedlens.cli.bench import JOBS, SMALL, Work, bench, parts, seconds
 from fedlens.core.algorithm import Stage
 from fedlens.core.cohort import Everyone
 from fedlens.core.evaluate import total

@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from fedlens.report.style import COLOURS, pyplot, save
+from fedlens.plots.style import COLOURS, pyplot, save
 
 SETTINGS = [
     "data=cifar10",

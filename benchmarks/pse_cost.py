@@ -19,14 +19,14 @@ from typing import Any
 import torch
 
 from fedlens.algorithms import PSE, FedRep
-from fedlens.bench import Work, parts
+from fedlens.cli.bench import Work, parts
 from fedlens.core.algorithm import Algorithm, Stage
 from fedlens.core.cohort import Everyone
 from fedlens.core.optimizer import Sgd
 from fedlens.core.run import run
 from fedlens.engines.lanes import Lanes
 from fedlens.models.pse_net import PseNet
-from fedlens.simulate import matmuls, threads
+from fedlens.simulate.run import matmuls, threads
 
 METHODS = {
     "fedrep": FedRep(private="classifier", head_epochs=1),

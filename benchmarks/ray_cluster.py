@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import needed
-from fedlens.diff import differences
-from fedlens.runs import RunFolder
+from fedlens.runs.diff import differences
+from fedlens.runs.folder import RunFolder
 from memory import children, pss, rounds_done
 
 SETTINGS = [

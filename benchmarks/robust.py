@@ -17,9 +17,9 @@ from pathlib import Path
 import torch
 
 from fedlens.config import read
-from fedlens.report.style import COLOURS, pyplot, save
-from fedlens.runs import RunFolder
-from fedlens.simulate import resume, run
+from fedlens.plots.style import COLOURS, pyplot, save
+from fedlens.runs.folder import RunFolder
+from fedlens.simulate.run import resume, run
 
 COMMON = (
     "data=fashion_mnist clients=50 cohort=10 rounds=30 model=cnn2 local.steps=20 local.lr=0.05 local.momentum=0.5 "

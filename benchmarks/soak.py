@@ -12,9 +12,10 @@ import csv
 import os
 from pathlib import Path
 
-from fedlens import config, simulate
+from fedlens import config
 from fedlens.core.errors import BadInput
-from fedlens.report.style import COLOURS, pyplot, save
+from fedlens.plots.style import COLOURS, pyplot, save
+from fedlens.simulate import run as simulate
 from memory import children, pss
 
 SETTINGS = [

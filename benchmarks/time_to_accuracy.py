@@ -10,12 +10,13 @@ time_to_accuracy.png and .svg. Runs that are there already are gone on with.
 import argparse
 from pathlib import Path
 
-from fedlens import config, simulate
-from fedlens.clock import Seconds, Timing, time_to, timing
-from fedlens.devices import DEVICES, Devices
+from fedlens import config
+from fedlens.devices.clock import Seconds, Timing, time_to, timing
+from fedlens.devices.profiles import DEVICES, Devices
+from fedlens.plots.style import COLOURS, pyplot, save
 from fedlens.report.figures import bytes_until
-from fedlens.report.style import COLOURS, pyplot, save
-from fedlens.runs import RunFolder
+from fedlens.runs.folder import RunFolder
+from fedlens.simulate import run as simulate
 
 METHODS = ("fedavg", "scaffold", "spatl")
 TARGETS = (0.8, 0.85, 0.9)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedlens.attribution import METHODS, Lrp, attribute, channel_gradients, layer_names, layer_saliency
 from fedlens.attribution.attribute import SmoothGrad
-from fedlens.attribution.question import ask
+from fedlens.attribution.inputs import ask
 from fedlens.core.errors import BadInput
 from fedlens.core.network import Network
 from fedlens.core.rng import generator, seeded

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedlens.attribution import ChannelTaps, attribute, question
+from fedlens.attribution import ChannelTaps, attribute
+from fedlens.attribution import inputs as question
 from fedlens.core.network import Network
 from fedlens.core.rng import seeded
 from fedlens.core.tree import Tree

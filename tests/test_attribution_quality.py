@@ -29,7 +29,7 @@ from fedlens.attribution import (
     rank_correlation,
     ssim,
 )
-from fedlens.attribution.gallery import coloured, overlay
+from fedlens.attribution.figures import coloured, overlay
 from fedlens.attribution.quality import blurred, randomised
 from fedlens.core.errors import BadInput
 from fedlens.core.network import Network

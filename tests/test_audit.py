@@ -11,19 +11,19 @@ import torch.nn.functional as F
 from torch import nn
 from typer.testing import CliRunner
 
-from fedlens import cli, simulate
 from fedlens.algorithms import ALGORITHMS, SPATL, FedAvg, FedFed, FedMTL, FedNova, FedPer, FedXDS, Local, Scaffold
 from fedlens.audit import measures
 from fedlens.audit.attack import LEGEND, Answers, Images, Inapplicable, Knowledge, Prior, Verdict, trained
-from fedlens.audit.examine import ATTACKS, audit
-from fedlens.audit.exchange import exchanged
+from fedlens.audit.figures import grid_of, over_epsilon
 from fedlens.audit.gradients import GradientInversion, LabelLeakage, read_labels
+from fedlens.audit.image_similarity import likeness, matched
 from fedlens.audit.inversion import FeatureInversion
 from fedlens.audit.measures import Measure
 from fedlens.audit.membership import LikelihoodRatio, LossAttack, SharedMembership
-from fedlens.audit.pictures import likeness, matched
-from fedlens.audit.transcript import Recording, Transcript, recorded
+from fedlens.audit.released_images import exchanged
+from fedlens.audit.run import ATTACKS, audit
 from fedlens.audit.uploads import after_training, single_step
+from fedlens.cli import main as cli
 from fedlens.core.algorithm import Stage
 from fedlens.core.batches import Dataset, Federation
 from fedlens.core.cohort import Everyone, Uniform
@@ -38,8 +38,9 @@ from fedlens.core.wire import decode
 from fedlens.engines.sequential import Sequential
 from fedlens.experiment import Experiment, LocalTraining
 from fedlens.models import MODELS
-from fedlens.privacy.clients import ClientPrivacy
-from fedlens.report.audit import grid_of, over_epsilon
+from fedlens.privacy.client_level import ClientPrivacy
+from fedlens.runs.transcript import Recording, Transcript, recorded
+from fedlens.simulate import run as simulate
 
 CLASSES, SIDE = 4, 12
 
@@ -603,8 +604,8 @@ def test_bad_input_is_one_sentence(real, tmp_path):
 
 def test_candidates_of_either_kind_have_the_same_labels(real):
     """Or an attack could get by on knowing which classes a client has."""
-    from fedlens.audit.examine import prepared
-    from fedlens.runs import RunFolder
+    from fedlens.audit.run import prepared
+    from fedlens.runs.folder import RunFolder
 
     _, knowledge = prepared(RunFolder.open(real), (), 4000, 1, "cpu")  # more than there are others
     prior, members = knowledge.prior, knowledge.answers.members

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedlens import config, simulate
+from fedlens import config
 from fedlens.algorithms import (
     PSE,
     FedAux,
@@ -40,7 +40,6 @@ from fedlens.algorithms.feddisco import discrepancy, weighed
 from fedlens.algorithms.fedfed import Distil, Exchange
 from fedlens.algorithms.fedftg import labels_like
 from fedlens.algorithms.fedgen import class_shares
-from fedlens.clock import count_work
 from fedlens.core.algorithm import Server
 from fedlens.core.batches import as_it_is, plan
 from fedlens.core.errors import BadInput
@@ -50,14 +49,16 @@ from fedlens.core.rng import fold, generator, key, normal, numpy_generator, seed
 from fedlens.core.run import run, timetable
 from fedlens.core.tree import Tree
 from fedlens.core.weighting import by_examples
-from fedlens.describe import describe
-from fedlens.diff import differences
+from fedlens.devices.clock import count_work
 from fedlens.engines.sequential import Sequential
 from fedlens.experiment import resized
 from fedlens.models.generators import ImageGenerator, LatentGenerator, Vae, diversity, first_weights
-from fedlens.papers import fedxds as tables
+from fedlens.papers.fedxds import tables
 from fedlens.privacy import gaussian_delta
-from fedlens.privacy.disclosure import Disclosure
+from fedlens.privacy.report import Disclosure
+from fedlens.runs.diff import differences
+from fedlens.simulate import run as simulate
+from fedlens.simulate.describe import describe
 from recipes import public_data
 from small import PLAN, SIZES, Net, federation, network, same
 

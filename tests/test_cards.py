@@ -14,14 +14,15 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from fedlens import config, simulate
+from fedlens import config
 from fedlens.algorithms import ALGORITHMS
 from fedlens.core.algorithm import Algorithm
 from fedlens.core.fields import Positive, Share
 from fedlens.core.rng import numpy_generator
 from fedlens.core.wire import decode
-from fedlens.describe import usual_model
-from fedlens.recommend import known
+from fedlens.recommend.rank import known
+from fedlens.simulate import run as simulate
+from fedlens.simulate.describe import usual_model
 
 ROOT = Path(__file__).parents[1]
 

@@ -27,15 +27,18 @@ import pytest
 import torch
 from rich.console import Console
 
-from fedlens import cli, config, panel, simulate
+from fedlens import config
 from fedlens.algorithms import ALGORITHMS, FedAvg, FineTuned
+from fedlens.cli import main as cli
 from fedlens.core.algorithm import Algorithm
 from fedlens.core.errors import BadInput, ClientFailed, RunFailed
 from fedlens.core.tree import Tree
-from fedlens.describe import describe
-from fedlens.diff import differences
 from fedlens.experiment import Experiment
-from fedlens.runs import RunFolder
+from fedlens.runs.diff import differences
+from fedlens.runs.folder import RunFolder
+from fedlens.simulate import progress as panel
+from fedlens.simulate import run as simulate
+from fedlens.simulate.describe import describe
 from fedlens.ui.watch import Watch
 
 COMMAND = [sys.executable, "-m", "fedlens"]
@@ -87,7 +90,7 @@ for line in sys.stdin:
             resource.setrlimit(resource.RLIMIT_FSIZE, (order["limit"],) * 2)
         sys.argv, code = ["fedlens", *order["words"]], 1
         try:
-            fedlens.cli.main()
+            fedlens.cli.main.main()
         except SystemExit as end:
             code = end.code
         except BaseException:
@@ -191,7 +194,7 @@ def test_help_answers_at_once(tmp_path):
 
 
 def test_the_command_line_is_imported_without_torch():
-    code = "import sys, fedlens, fedlens.cli; print({'torch', 'pydantic', 'rich', 'pyarrow'} & sys.modules.keys())"
+    code = "import sys, fedlens, fedlens.cli.main; print({'torch', 'pydantic', 'rich', 'pyarrow'} & sys.modules.keys())"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
 
 

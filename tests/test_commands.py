@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from fedlens.cli import app
+from fedlens.cli.main import app
 from fedlens.data.show import source_named
 from fedlens.report.figures import bytes_until, curve, learning_curves
-from fedlens.runs import RunFolder
+from fedlens.runs.folder import RunFolder
 
 
 def fedlens(*words, cwd, code=0):

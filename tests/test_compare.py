@@ -17,18 +17,19 @@ import numpy as np
 import pyarrow.dataset
 import pytest
 
-from fedlens import config, simulate
+from fedlens import config
 from fedlens.algorithms import ALGORITHMS
-from fedlens.cli import _print_rows, app
-from fedlens.comparison.board import Board, LiveBoard
-from fedlens.comparison.compare import asked, compare, compare_existing, pictures
-from fedlens.comparison.measured import Compared
-from fedlens.comparison.significance import holm, paired_t, two_sided, wilcoxon
-from fedlens.comparison.table import Comparison
+from fedlens.cli.main import _print_rows, app
+from fedlens.compare.board import Board, LiveBoard
+from fedlens.compare.measured import Compared
+from fedlens.compare.run import asked, compare, compare_existing, pictures
+from fedlens.compare.significance import holm, paired_t, two_sided, wilcoxon
+from fedlens.compare.table import Comparison
 from fedlens.core.errors import BadInput
-from fedlens.diff import differences
 from fedlens.papers.grid import same
-from fedlens.runs import RunFolder
+from fedlens.runs.diff import differences
+from fedlens.runs.folder import RunFolder
+from fedlens.simulate import run as simulate
 
 SMALL = (
     "model=cnn2",

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedlens.data.cache import VERSION, byte_sum, cache_folder, checksum, moments
-from fedlens.data.own import Npz
+from fedlens.data.sources.folders import Npz
 
 
 @pytest.fixture

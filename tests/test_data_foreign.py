@@ -8,9 +8,9 @@ import pytest
 
 from fedlens.core.errors import BadInput
 from fedlens.data import federate
-from fedlens.data.foreign import FlBench, Flwr, Pfllib
-from fedlens.data.own import Npz
-from fedlens.data.partition import ByUser
+from fedlens.data.partition.base import ByUser
+from fedlens.data.partition.external import FlBench, Flwr, Pfllib
+from fedlens.data.sources.folders import Npz
 
 RANDOM = np.random.default_rng(0)
 

@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 from fedlens.core.errors import BadInput
-from fedlens.data import hub
-from fedlens.data.hub import Hub
+from fedlens.data.sources import hub
+from fedlens.data.sources.hub import Hub
 
 
 @pytest.fixture

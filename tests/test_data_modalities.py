@@ -10,13 +10,13 @@ from PIL import Image
 
 from fedlens.core.errors import BadInput
 from fedlens.core.rng import numpy_generator
-from fedlens.data.backgrounds import find_photographs, patches
-from fedlens.data.labels import Shards
-from fedlens.data.modalities import Modalities
-from fedlens.data.own import Npz
-from fedlens.data.partition import Domains
-from fedlens.data.sets import FashionMnist, Mnist5k
-from fedlens.data.views import VIEWS, Colour, Edge, Gray, Noisy, Rotated, View, canny, grey
+from fedlens.data.partition.base import Domains
+from fedlens.data.partition.label_skew import Shards
+from fedlens.data.sources.backgrounds import find_photographs, patches
+from fedlens.data.sources.folders import Npz
+from fedlens.data.sources.modalities import Modalities
+from fedlens.data.sources.small import FashionMnist, Mnist5k
+from fedlens.data.sources.views import VIEWS, Colour, Edge, Gray, Noisy, Rotated, View, canny, grey
 
 RANDOM = np.random.default_rng(0)
 REAL = os.environ.get("FEDLENS_DATA", "")

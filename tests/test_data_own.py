@@ -17,12 +17,12 @@ from fedlens import config
 from fedlens.core.errors import BadInput
 from fedlens.data import DATASETS
 from fedlens.data.formats import stratified
-from fedlens.data.hub import Hub
-from fedlens.data.own import ClientsFolder, Folder, Npz
-from fedlens.data.partition import ByUser, Domains, parted_users
-from fedlens.data.sets import Mnist
+from fedlens.data.partition.base import ByUser, Domains, parted_users
+from fedlens.data.sources.folders import ClientsFolder, Folder, Npz
+from fedlens.data.sources.hub import Hub
+from fedlens.data.sources.small import Mnist
 from fedlens.data.split import Split
-from fedlens.simulate import Nobody, run
+from fedlens.simulate.run import Nobody, run
 
 RANDOM = np.random.default_rng(0)
 

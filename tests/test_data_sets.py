@@ -18,9 +18,9 @@ from PIL import Image
 from fedlens.core.errors import BadInput
 from fedlens.data import DATASETS
 from fedlens.data.cache import checksum, moments
-from fedlens.data.leaf import Femnist
-from fedlens.data.photos import Celeba, Cinic10, TinyImagenet
-from fedlens.data.sets import Cifar10, Cifar100, FashionMnist, Mnist, Mnist5k
+from fedlens.data.sources.femnist import Femnist
+from fedlens.data.sources.photos import Celeba, Cinic10, TinyImagenet
+from fedlens.data.sources.small import Cifar10, Cifar100, FashionMnist, Mnist, Mnist5k
 
 REAL = os.environ.get("FEDLENS_DATA", "")
 RANDOM = np.random.default_rng(0)

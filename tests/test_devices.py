@@ -6,14 +6,15 @@ import math
 import pytest
 import torch
 
-from fedlens import config, simulate
-from fedlens.clock import Clock, count_work, passes, time_to, timing
+from fedlens import config
 from fedlens.core.batches import plan
 from fedlens.core.errors import BadInput
 from fedlens.core.ledger import Entry
 from fedlens.data import Images
-from fedlens.devices import DEVICES, Phone
-from fedlens.runs import RunFolder
+from fedlens.devices.clock import Clock, count_work, passes, time_to, timing
+from fedlens.devices.profiles import DEVICES, Phone
+from fedlens.runs.folder import RunFolder
+from fedlens.simulate import run as simulate
 
 SETTINGS = ["model=mlp", "clients=6", "cohort=3", "rounds=4", "picture=false", "engine=sequential"]
 
@@ -173,7 +174,7 @@ def test_bad_devices_are_named():
 def test_the_command_line_says_the_same(timed):
     from typer.testing import CliRunner
 
-    from fedlens.cli import app
+    from fedlens.cli.main import app
 
     (found, _), out = timed
     words = ["time", str(out / "without"), "devices.up=2", "--devices", "iot", "--targets", "0.2", "--json"]

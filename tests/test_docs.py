@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from fedlens.cli import app
+from fedlens.cli.main import app
 
 ROOT = Path(__file__).parents[1]
 PAGES = ["README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md"))]

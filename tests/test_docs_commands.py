@@ -22,7 +22,7 @@ import pytest
 import torch
 import typer
 
-from fedlens.cli import app
+from fedlens.cli.main import app
 from test_docs import CARDS, FEW, PAGES, ROOT, blocks, fedlens, needs, smaller
 
 RESULTS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "results").glob("*.md"))

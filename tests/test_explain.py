@@ -9,11 +9,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from fedlens import config, simulate
-from fedlens.cli import app
+from fedlens import config
+from fedlens.cli.main import app
 from fedlens.core.rng import generator
-from fedlens.explain_weights import agreement, explain_weights, legends
-from fedlens.runs import RunFolder
+from fedlens.papers.fedsls.weights import agreement, explain_weights, legends
+from fedlens.runs.folder import RunFolder
+from fedlens.simulate import run as simulate
 
 SMALL = (
     "data=mnist5k",
@@ -104,7 +105,7 @@ def test_every_picture_says_how_to_read_it_and_so_does_the_command(finished, mon
 
 def test_without_maps_there_is_the_chart_and_without_weights_nothing(tmp_path, monkeypatch):
     said = []
-    monkeypatch.setattr("fedlens.explain_weights.caption", lambda figure, text: said.append(text))
+    monkeypatch.setattr("fedlens.papers.fedsls.weights.caption", lambda figure, text: said.append(text))
     fedsl = run(tmp_path / "fedsl", "algorithm=fedsl", "rounds=1")
     assert [path.name for path in explain_weights(fedsl)] == ["explain-weights.png"]
     assert said == legends(maps=False) and "two models" not in said[0]  # there are no maps to agree

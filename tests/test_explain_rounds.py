@@ -13,10 +13,10 @@ from fedlens.core.errors import BadInput
 from fedlens.core.memories import Memories, name, prune, versions
 from fedlens.core.tree import Tree
 from fedlens.experiment import Experiment
-from fedlens.explain import explain_run
-from fedlens.explain_rounds import models
-from fedlens.runs import RunFolder
-from fedlens.simulate import resume
+from fedlens.explain.run import explain_run
+from fedlens.runs.folder import RunFolder
+from fedlens.runs.models import models
+from fedlens.simulate.run import resume
 from small import same
 
 WORDS = (
@@ -118,7 +118,7 @@ def test_weights_for_other_classes_are_asked_what_they_predict(tmp_path, monkeyp
     """Not about a last layer that nobody trained: of a file for 4 classes on digits, its own layer is explained."""
     from safetensors.torch import save_file
 
-    from fedlens import explain
+    from fedlens.explain import run as explain
 
     experiment = settings("unused")
     module = experiment.model.build(4, 1, 28)
@@ -134,7 +134,7 @@ def test_weights_for_other_classes_are_asked_what_they_predict(tmp_path, monkeyp
 
 def test_columns_of_one_method_share_their_colours(tmp_path, monkeypatch):
     """A column without negative values beside one with some is drawn in the same colours; other methods are not."""
-    from fedlens.attribution import gallery
+    from fedlens.attribution import figures as gallery
 
     how = {}
     paint = gallery.coloured

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedlens import config, simulate
+from fedlens import config
 from fedlens.algorithms import FedAvg, Scaffold
 from fedlens.core.check import Check
 from fedlens.core.cohort import Everyone
@@ -21,13 +21,14 @@ from fedlens.core.errors import BadInput
 from fedlens.core.policy import RoundPolicy
 from fedlens.core.run import Job, Reply, run
 from fedlens.core.tree import Tree
-from fedlens.diff import differences
 from fedlens.engines.lanes import Lanes
 from fedlens.engines.rehearsal import Rehearsal
 from fedlens.engines.sequential import Sequential
 from fedlens.engines.workers import Workers
-from fedlens.faults import Faults, Faulty, corrupted
-from fedlens.runs import RunFolder
+from fedlens.robust.faults import Faults, Faulty, corrupted
+from fedlens.runs.diff import differences
+from fedlens.runs.folder import RunFolder
+from fedlens.simulate import run as simulate
 from small import PLAN, SIZES, build, federation, network, same
 
 ALL = Faults(dropout=0.2, straggler=0.2, duplicate=0.2, stale=0.1, corrupt=0.2, oversized=0.1)

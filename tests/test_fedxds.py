@@ -13,10 +13,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fedlens
 import fedlens.algorithms.fedxds as fedxds_module
-from fedlens import config, simulate
+from fedlens import config
 from fedlens.algorithms import PSE, FedAvg, FedDecorr, FedFed, FedPer, FedProx, FedXDS, FineTuned, Scaffold
+from fedlens.algorithms._sharing import WithSharedData, assembled, packed, unpacked
 from fedlens.algorithms.fedxds import BOUNDED, FIG2C, METRIC, OFFICIAL, PAPER, Exchange
-from fedlens.algorithms.sharing import WithSharedData, assembled, packed, unpacked
 from fedlens.attribution import attribute
 from fedlens.core.algorithm import Client
 from fedlens.core.batches import Dataset, Federation
@@ -32,14 +32,15 @@ from fedlens.core.run import run, timetable
 from fedlens.core.transform import Clip
 from fedlens.core.tree import Tree
 from fedlens.core.wire import decode, encode
-from fedlens.diff import differences
 from fedlens.engines.sequential import Sequential
 from fedlens.experiment import LocalTraining
 from fedlens.models.cnn import Mlp
-from fedlens.papers import fedxds as fedxds_tables
+from fedlens.papers.fedxds import tables as fedxds_tables
 from fedlens.privacy import gaussian_delta
 from fedlens.report.release import released_images, sensitivity
-from fedlens.runs import Checkpoint, RunFolder
+from fedlens.runs.diff import differences
+from fedlens.runs.folder import Checkpoint, RunFolder
+from fedlens.simulate import run as simulate
 from small import PLAN, same
 
 SEED = torch.tensor(11)

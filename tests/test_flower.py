@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedlens import config, simulate
+from fedlens import config
 from fedlens.core.batches import Dataset, Federation
 from fedlens.core.errors import BadInput, RunFailed
 from fedlens.core.memories import Memories
@@ -30,14 +30,16 @@ from fedlens.core.run import Reply
 from fedlens.core.run import run as run_rounds
 from fedlens.core.tree import Tree
 from fedlens.data.prepare import Prepare
-from fedlens.diff import differences
 from fedlens.engines.sequential import Sequential
-from fedlens.flower import launch, warm
-from fedlens.flower.letters import Leaf, Letter, from_bytes, from_records, leaves_of, to_bytes, to_records, tree_of
+from fedlens.flower import launch
+from fedlens.flower import resident as warm
+from fedlens.flower.client import NodeEngine, Trainer
+from fedlens.flower.contract import contract, experiment_of, job_of, order_of
+from fedlens.flower.messages import Leaf, Letter, from_bytes, from_records, leaves_of, to_bytes, to_records, tree_of
 from fedlens.flower.node import Node, Policy
-from fedlens.flower.orders import contract, experiment_of, job_of, order_of
-from fedlens.flower.trainer import NodeEngine, Trainer
-from fedlens.runs import RunFolder
+from fedlens.runs.diff import differences
+from fedlens.runs.folder import RunFolder
+from fedlens.simulate import run as simulate
 
 has_flower = importlib.util.find_spec("flwr") is not None
 needs_flower = pytest.mark.skipif(not has_flower, reason="flwr is not installed: pip install 'fedlens[flower]'")
@@ -643,7 +645,7 @@ def test_a_warm_process_answers_as_a_cold_one(tmp_path):
 
 
 def test_passing_letters_on_needs_no_torch():
-    heavy = "fedlens.flower.client_app" if has_flower else "fedlens.flower.warm"
+    heavy = "fedlens.flower.client_app" if has_flower else "fedlens.flower.resident"
     code = f"import sys, {heavy}; sys.exit(any(name in sys.modules for name in ('torch', 'pydantic', 'pyarrow')))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 

@@ -13,8 +13,8 @@ import pytest
 import typer
 import yaml
 
+from fedlens.cli.deploy import deploy
 from fedlens.flower import launch
-from fedlens.flower.commands import deploy
 
 FILES = Path(__file__).parents[1] / "docs" / "deploy"
 COMPOSE, KUBERNETES = (FILES / name for name in ("compose.yaml", "kubernetes.yaml"))

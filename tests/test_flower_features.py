@@ -13,11 +13,11 @@ from fedlens.core.errors import BadInput
 from fedlens.core.policy import RoundPolicy
 from fedlens.core.run import run as run_rounds
 from fedlens.core.tree import Tree
-from fedlens.diff import differences
 from fedlens.engines.sequential import Sequential
 from fedlens.privacy.statement import SEEDED
 from fedlens.report.page import gather
-from fedlens.runs import RunFolder
+from fedlens.runs.diff import differences
+from fedlens.runs.folder import RunFolder
 
 if importlib.util.find_spec("flwr") is None:
     pytest.skip("flwr is not installed: pip install 'fedlens[flower]'", allow_module_level=True)

@@ -21,8 +21,8 @@ from fedlens.core.run import ask, enter, run, timetable
 from fedlens.core.tree import Tree
 from fedlens.engines.rehearsal import Rehearsal
 from fedlens.engines.sequential import Sequential
-from fedlens.faults import _longer
-from fedlens.flower.letters import Leaf, Letter, from_bytes, leaves_of, to_bytes, tree_of
+from fedlens.flower.messages import Leaf, Letter, from_bytes, leaves_of, to_bytes, tree_of
+from fedlens.robust.faults import _longer
 from recipes import RECIPES, UPLINKS
 from small import PLAN, federation, network, same
 
@@ -554,7 +554,7 @@ def test_1000_mutated_messages_through_flowers_decoder(round_of_scaffold, tmp_pa
     """Of one node any object that a message is made of: bits, lengths, one in another's place; or a forged upload."""
     from flwr.supercore.inflatable.inflatable_object import get_object_type_from_object_content as type_of
 
-    from fedlens.engines.flower import Flower, Nodes
+    from fedlens.flower.engine import Flower, Nodes
 
     small, server, job, (honest, other), guard = round_of_scaffold
     draw, ended, kinds = np.random.Generator(np.random.Philox(key=7)), Counter(), Counter()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fedlens.diff import differences
+from fedlens.runs.diff import differences
 
 SETTINGS = ["algorithm=scaffold", "clients=8", "cohort=4", "model=mlp", "local.epochs=2", "evaluate.personal_every=7"]
 

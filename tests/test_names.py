@@ -15,23 +15,26 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from browser import Chromium, needs_chromium
-from fedlens import cli, config, simulate
+from fedlens import config
 from fedlens.algorithms import FineTuned
 from fedlens.algorithms.fedftg import FedFTG
+from fedlens.cli import main as cli
 from fedlens.core.errors import BadInput
+from fedlens.data.client_names import NUMBERS, Names, client_names
 from fedlens.data.images import Images
-from fedlens.data.modalities import Modalities
-from fedlens.data.names import NUMBERS, Names, client_names
-from fedlens.data.own import ClientsFolder, Folder
-from fedlens.data.partition import ByUser, Domains, Iid
+from fedlens.data.partition.base import ByUser, Domains, Iid
+from fedlens.data.sources.folders import ClientsFolder, Folder
+from fedlens.data.sources.modalities import Modalities
 from fedlens.data.split import Split
-from fedlens.describe import describe
-from fedlens.explain_rounds import models
-from fedlens.explain_weights import explain_weights
-from fedlens.report import clients as bars
-from fedlens.report import figures, saliency
+from fedlens.papers.fedsls import saliency
+from fedlens.papers.fedsls.weights import explain_weights
+from fedlens.report import client_figures as bars
+from fedlens.report import figures
 from fedlens.report.page import gather, write
-from fedlens.runs import RunFolder, passport
+from fedlens.runs.folder import RunFolder, passport
+from fedlens.runs.models import models
+from fedlens.simulate import run as simulate
+from fedlens.simulate.describe import describe
 from fedlens.ui import clients
 from fedlens.ui.server import Server
 
@@ -290,7 +293,7 @@ def test_pictures_of_explain_are_titled_by_names(finished, nameless, monkeypatch
         last = folder.rounds()[-1]
         assert list(models(*parts, clients=[3], rounds=[last])) == [f"{titles[0]}, round {last}"]
     drawn = []
-    monkeypatch.setattr("fedlens.explain_weights.save", lambda figure, path: drawn.append(figure) or path)
+    monkeypatch.setattr("fedlens.papers.fedsls.weights.save", lambda figure, path: drawn.append(figure) or path)
     monkeypatch.setattr(saliency, "save", lambda figure, path: drawn.append(figure) or path)
     explain_weights(finished.path, clients=[3, 0], count=2)
     grid, chart = drawn
@@ -366,7 +369,7 @@ def test_describe_does_not_wait_for_training_at_the_server(monkeypatch):
     assert not lessons and not any(leaf.name.startswith("generator") for leaf in none)
     found = describe(replace(experiment, algorithm=FineTuned(algorithm)), 10, 1, 8)
     assert [len(labels) for labels in lessons] == [2]
-    monkeypatch.setattr("fedlens.describe.brief", lambda algorithm: algorithm)
+    monkeypatch.setattr("fedlens.simulate.describe.brief", lambda algorithm: algorithm)
     assert describe(replace(experiment, algorithm=FineTuned(algorithm)), 10, 1, 8) == found
     assert [len(labels) for labels in lessons] == [2, 4, 4, 4]
     assert any(leaf.where == "state" and leaf.name.startswith("generator") for leaf in found)

@@ -55,7 +55,7 @@ def test_wheel_and_sdist_hold_what_is_needed(built):
     wanted = {path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()}
     wanted = {name for name in wanted if "__pycache__" not in name and ".egg-info" not in name}
     assert wanted <= names, sorted(wanted - names)
-    assert {"fedlens/py.typed", "fedlens/evidence.json"} <= names
+    assert {"fedlens/py.typed", "fedlens/recommend/evidence.json"} <= names
     strangers = [
         name for name in names if not name.startswith(("fedlens/", f"fedlens-{fedlens.__version__}.dist-info/"))
     ]

@@ -12,23 +12,26 @@ import pytest
 import torch
 from torch import nn
 
-from fedlens import config, simulate
+from fedlens import config
 from fedlens.algorithms import FedSLS
-from fedlens.cli import app
+from fedlens.cli.main import app
 from fedlens.core.errors import BadInput
 from fedlens.core.network import Network
 from fedlens.core.rng import generator, seeded
 from fedlens.core.run import run as run_rounds
 from fedlens.core.tree import Tree
-from fedlens.diff import differences
 from fedlens.engines.sequential import Sequential
 from fedlens.experiment import Experiment, parts
-from fedlens.papers import Figure, fedsls, picture, reproducible
-from fedlens.papers.cost import measured, operations, pass_cost
+from fedlens.papers import Figure, reproducible
+from fedlens.papers import table_figure as picture
+from fedlens.papers.fedsls import tables as fedsls
+from fedlens.papers.fedsls.cost import measured, operations, pass_cost
+from fedlens.papers.fedsls.latents import Eye, comparable, latents, likeness, quartiles, saliency_maps
+from fedlens.papers.fedsls.weighing import Weights, copies, weights_by_switch, weights_of, weights_over_rounds
 from fedlens.papers.grid import Column, Grid, Reported, Row, checked, gather, reproduce, seeds_of, tagged
-from fedlens.papers.latents import Eye, comparable, latents, likeness, quartiles, saliency_maps
-from fedlens.papers.weighing import Weights, copies, weights_by_switch, weights_of, weights_over_rounds
-from fedlens.runs import RunFolder
+from fedlens.runs.diff import differences
+from fedlens.runs.folder import RunFolder
+from fedlens.simulate import run as simulate
 
 SMALL = (
     "data=mnist5k",

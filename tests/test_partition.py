@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from fedlens.core.errors import BadInput
 from fedlens.data import PARTITIONS, Images, Split, federate, skew
-from fedlens.data.labels import Dirichlet, Shards
-from fedlens.data.partition import ByUser, Domains, File, Iid, Quantity
+from fedlens.data.partition.base import ByUser, Domains, File, Iid, Quantity
+from fedlens.data.partition.label_skew import Dirichlet, Shards
 
 
 def labelled(y_train, y_test, users=None, domains=None) -> Images:

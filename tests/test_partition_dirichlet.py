@@ -5,8 +5,8 @@ import pytest
 from scipy.stats import ks_2samp
 
 from fedlens.core.rng import numpy_generator
-from fedlens.data.labels import Dirichlet, per_class, per_client
-from fedlens.data.shares import cut, equal_sizes, largest_remainder, proportions, top_up
+from fedlens.data.partition.counts import cut, equal_sizes, largest_remainder, proportions, top_up
+from fedlens.data.partition.label_skew import Dirichlet, per_class, per_client
 
 CLASSES, EXAMPLES, CLIENTS = 10, 400, 20
 OF_CLASS = np.full(CLASSES, EXAMPLES)

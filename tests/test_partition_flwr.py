@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedlens.core.rng import numpy_generator
-from fedlens.data.labels import Dirichlet
+from fedlens.data.partition.label_skew import Dirichlet
 
 CLASSES, EXAMPLES, CLIENTS, DRAWS = 10, 300, 10, 200
 

@@ -20,19 +20,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedlens.algorithms import (
-    APFL,
-    L2GD,
-    Ditto,
-    FedAvg,
-    FedBN,
-    FedMTL,
-    FedPer,
-    FedRep,
-    FineTuned,
-    LGFedAvg,
-    Local,
-)
+from fedlens.algorithms import APFL, L2GD, Ditto, FedAvg, FedBN, FedMTL, FedPer, FedRep, FineTuned, LGFedAvg, Local
 from fedlens.algorithms.lgfedavg import layers
 from fedlens.core.algorithm import Algorithm, Server
 from fedlens.core.batches import as_it_is

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fedlens
-from fedlens import config, simulate
+from fedlens import config
 from fedlens.algorithms import FedAvg, FedSLS, FedXDS, Scaffold
 from fedlens.core.algorithm import Stage
 from fedlens.core.cohort import Uniform
@@ -18,7 +18,6 @@ from fedlens.core.run import run
 from fedlens.core.transform import Clip, GaussianNoise
 from fedlens.core.tree import Tree, dot
 from fedlens.core.weighting import by_examples, uniformly
-from fedlens.diff import differences
 from fedlens.engines.sequential import Sequential
 from fedlens.experiment import Evaluation, LocalTraining
 from fedlens.models.cnn import Mlp
@@ -38,7 +37,9 @@ from fedlens.privacy import (
     whole_mask_epsilon,
 )
 from fedlens.privacy.accounting import _converted
-from fedlens.privacy.clients import ClientPrivacy
+from fedlens.privacy.client_level import ClientPrivacy
+from fedlens.runs.diff import differences
+from fedlens.simulate import run as simulate
 from small import PLAN, federation, network
 
 

@@ -11,15 +11,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedlens import analysis, config, simulate
+from fedlens import config
 from fedlens.algorithms import FineTuned
-from fedlens.analysis import OpenedRun, confusion, fairness, judged, named, same_split, training_losses
-from fedlens.cli import app
+from fedlens.cli.main import app
 from fedlens.core.errors import BadInput
 from fedlens.core.rng import generator
-from fedlens.explain_runs import chosen, explain_runs
-from fedlens.papers import pse, pse_figures, reproducible
-from fedlens.runs import RunFolder
+from fedlens.explain.runs import chosen, explain_runs
+from fedlens.papers import reproducible
+from fedlens.papers.pse import figures as pse_figures
+from fedlens.papers.pse import tables as pse
+from fedlens.runs import opened as analysis
+from fedlens.runs.folder import RunFolder
+from fedlens.runs.opened import OpenedRun, confusion, fairness, judged, named, same_split, training_losses
+from fedlens.simulate import run as simulate
 
 # A few small images a client: FedRep wants whole epochs.
 SMALL = (
@@ -295,7 +299,7 @@ def test_the_command(runs, tmp_path, capsys):
 
 def test_maps_are_of_the_models_that_were_judged(runs, tmp_path, monkeypatch):
     seen = {}
-    monkeypatch.setattr("fedlens.explain_runs.looks", lambda pictures, columns, titles, path: seen.update(columns))
+    monkeypatch.setattr("fedlens.explain.runs.looks", lambda pictures, columns, titles, path: seen.update(columns))
     explain_runs([runs["pse"], runs["fedavg+ft"]], tmp_path / "x", client=2, which=range(20))
     assert list(seen) == ["global\n(fedavg+ft)", "pse", "fedavg+ft"]  # PSE has no whole global model
     for name in ("pse", "fedavg+ft"):

@@ -17,11 +17,11 @@ from fedlens.core.errors import BadInput, ClientFailed, RunFailed
 from fedlens.core.memories import Memories, versions
 from fedlens.core.run import run
 from fedlens.core.tree import Tree
-from fedlens.diff import differences
 from fedlens.engines.parcel import pack, unpack
 from fedlens.engines.ray import Owner, RayActors
 from fedlens.engines.sequential import Sequential
 from fedlens.engines.worker import Storage
+from fedlens.runs.diff import differences
 from recipes import RECIPES
 from small import PLAN, SIZES, federation, network, same
 from test_engines_agree import Late

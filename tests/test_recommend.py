@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from fedlens import config
-from fedlens.cli import app
-from fedlens.comparison.board import Board
-from fedlens.comparison.compare import asked, compare
+from fedlens.cli.main import app
+from fedlens.compare.board import Board
+from fedlens.compare.run import asked, compare
 from fedlens.core.errors import BadInput
-from fedlens.recommend import NEAR, _told, add, apart, described, known, read, recommend, results_of, typed
+from fedlens.recommend.rank import NEAR, _told, add, apart, described, known, read, recommend, results_of, typed
 
 ROOT = Path(__file__).parents[1]
 SKEWED = config.read(None, ["partition.alpha=0.1", "clients=20", "model=cnn_small"])

@@ -14,16 +14,20 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from fedlens import cli, config, simulate
+from fedlens import config
 from fedlens.algorithms import ALGORITHMS
-from fedlens.comparison.compare import compare_existing
-from fedlens.comparison.measured import existing
-from fedlens.comparison.table import Comparison
+from fedlens.cli import main as cli
+from fedlens.compare.measured import existing
+from fedlens.compare.run import compare_existing
+from fedlens.compare.table import Comparison
 from fedlens.core.errors import BadInput
-from fedlens.report import figures, gallery, groups, style
+from fedlens.plots import style
+from fedlens.report import figures, groups
+from fedlens.report import thumbnails as gallery
 from fedlens.report.collect import collect, flat, thinned
 from fedlens.report.page import gather, page, write
-from fedlens.runs import RunFolder
+from fedlens.runs.folder import RunFolder
+from fedlens.simulate import run as simulate
 
 SMALL = ["data=mnist5k", "model=mlp", "clients=6", "cohort=3", "rounds=4", "local.steps=2", "engine=sequential"]
 SMALL += ["picture=false", "partition.seed=0", "evaluate.personal_every=2"]
@@ -367,7 +371,7 @@ def test_spatls_sub_models_are_listed(tmp_path):
     words = ["model=resnet20", "clients=3", "cohort=2", "rounds=1", "local.steps=1", "algorithm.episodes=1"]
     out = run(tmp_path / "spatl", "algorithm=spatl", *words, "evaluate.personal=none")
     (row,) = gather([out])["runs"]
-    from fedlens.papers.spatl import sub_models
+    from fedlens.papers.spatl.tables import sub_models
 
     shares = ("client", "flops", "parameters", "sent", "bytes")
     expected = [tuple(getattr(one, share) for share in shares) for one in sub_models(out, repeats=0)]

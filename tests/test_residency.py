@@ -16,11 +16,11 @@ from fedlens.core.batches import OnHost
 from fedlens.core.cohort import Uniform
 from fedlens.core.run import run
 from fedlens.data import cache, formats
-from fedlens.data.own import Folder
+from fedlens.data.sources.folders import Folder
 from fedlens.engines.lanes import Lanes
+from fedlens.engines.prefetch import Window
 from fedlens.engines.sequential import Sequential
-from fedlens.engines.window import Window
-from fedlens.runs import RunFolder
+from fedlens.runs.folder import RunFolder
 from recipes import RECIPES
 from small import PLAN, federation, network, same
 

@@ -46,12 +46,12 @@ from fedlens.robust import (
     Noise,
     SignFlip,
     TrimmedMean,
-    scope,
 )
 from fedlens.robust.attacks import Hostile
-from fedlens.runs import RunFolder
-from fedlens.simulate import resume
-from fedlens.simulate import run as simulate
+from fedlens.runs.folder import RunFolder
+from fedlens.simulate import checks as scope
+from fedlens.simulate.run import resume
+from fedlens.simulate.run import run as simulate
 from small import PLAN, SIZES, build, federation, network, same
 from test_engines_agree import Late
 

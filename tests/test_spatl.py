@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedlens import config, simulate
+from fedlens import config
 from fedlens.algorithms import SPATL, FedAvg, FedPer, OfficialSPATL, Scaffold, spatl
 from fedlens.core.batches import Federation, Shard, as_it_is, kept_back, plan
 from fedlens.core.errors import BadInput
@@ -27,12 +27,13 @@ from fedlens.core.weighting import by_examples, uniformly
 from fedlens.core.wire import decode, encode
 from fedlens.engines.sequential import Sequential
 from fedlens.experiment import Experiment
-from fedlens.papers import spatl as papers
 from fedlens.papers.grid import checked
-from fedlens.runs import RunFolder
+from fedlens.papers.spatl import tables as papers
+from fedlens.runs.folder import RunFolder
 from fedlens.selection.graph import layer_graph
 from fedlens.selection.pruning import listed, unpacked
 from fedlens.selection.search import Found
+from fedlens.simulate import run as simulate
 from small import Net, federation, same
 from test_algorithms_by_hand import EVERYONE, NEVER_THE_LAST, SEED, TWO_OF_THREE, World
 

@@ -11,21 +11,24 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedlens import config, simulate
+from fedlens import config
 from fedlens.algorithms.spatl import accuracies
-from fedlens.analysis import OpenedRun
 from fedlens.core.batches import Shard, kept_back, plan
 from fedlens.core.errors import BadInput
 from fedlens.core.rng import generator, key
 from fedlens.core.tree import Tree
-from fedlens.explain_rounds import newest
-from fedlens.panel import watcher
-from fedlens.papers import reproducible, spatl, spatl_figures
+from fedlens.papers import reproducible
 from fedlens.papers.grid import carry_out
-from fedlens.runs import RunFolder
+from fedlens.papers.spatl import figures as spatl_figures
+from fedlens.papers.spatl import tables as spatl
+from fedlens.runs.folder import RunFolder
+from fedlens.runs.models import newest
+from fedlens.runs.opened import OpenedRun
 from fedlens.selection import agent as ppo
 from fedlens.selection.pruning import Choice, Costs, ranked, sliced, unpacked
 from fedlens.selection.search import MISSED, explored, remembered
+from fedlens.simulate import run as simulate
+from fedlens.simulate.progress import watcher
 
 NAMES = ("figure4", "figure5", "figure6", "figure7", "submodels", "bytes", "transfer", "transfer_whole")
 SMALL = (

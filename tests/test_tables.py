@@ -1,6 +1,6 @@
 import pyarrow.parquet as pq
 
-from fedlens import tables
+from fedlens.runs import tables
 
 
 def rows(*rounds):

@@ -10,10 +10,11 @@ import time
 
 import pytest
 
-from fedlens import config, simulate
+from fedlens import config
 from fedlens.core.errors import BadInput
-from fedlens.diff import differences
-from fedlens.runs import RunFolder
+from fedlens.runs.diff import differences
+from fedlens.runs.folder import RunFolder
+from fedlens.simulate import run as simulate
 
 SMALL = (
     "model=cnn2",

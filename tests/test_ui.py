@@ -17,11 +17,13 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from fedlens import cli, config, simulate
+from fedlens import config
+from fedlens.cli import main as cli
 from fedlens.core.errors import BadInput, RunFailed
-from fedlens.diff import differences
 from fedlens.report.page import gather
-from fedlens.runs import RunFolder
+from fedlens.runs.diff import differences
+from fedlens.runs.folder import RunFolder
+from fedlens.simulate import run as simulate
 from fedlens.ui import clients, follow
 from fedlens.ui.server import Server
 from fedlens.ui.watch import Watch

@@ -6,11 +6,11 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from .experiment import Evaluation, Experiment, LocalTraining
-    from .simulate import Result, resume, run
+    from .simulate.run import Result, resume, run
 
 _PLACES = {
     **dict.fromkeys(("Experiment", "LocalTraining", "Evaluation"), "experiment"),
-    **dict.fromkeys(("run", "resume", "Result"), "simulate"),
+    **dict.fromkeys(("run", "resume", "Result"), "simulate.run"),
 }
 __all__ = ["Evaluation", "Experiment", "LocalTraining", "Result", "__version__", "resume", "run"]
 

@@ -26,11 +26,11 @@ from .core.errors import BadInput, nearest
 from .core.optimizer import SCHEDULES, Schedule
 from .core.transform import TRANSFORMS, Transform
 from .data import DATASETS, PARTITIONS, DataSource, Partition
-from .data.partition import ByUser
-from .devices import DEVICES, Devices
+from .data.partition.base import ByUser
+from .devices.profiles import DEVICES, Devices
 from .experiment import Experiment
 from .models import MODELS, Model
-from .privacy.clients import ClientPrivacy
+from .privacy.client_level import ClientPrivacy
 from .robust import ATTACKS, DEFENCES, Attack, Defence
 
 REGISTRIES: dict[type, Mapping[str, type]] = {

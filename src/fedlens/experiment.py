@@ -27,11 +27,11 @@ from .core.run import timetable
 from .core.transform import Transform
 from .core.weighting import WEIGHTINGS
 from .data import DATASETS, PARTITIONS, DataSource, Images, Partition, Prepare, Split, federate
-from .data.partition import parted_users
-from .devices import Devices
-from .faults import Faults
+from .data.partition.base import parted_users
+from .devices.profiles import Devices
 from .models import MODELS, Model
 from .robust import Attack, Defence
+from .robust.faults import Faults
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from ..core.optimizer import Adam
 from ..core.rng import fold, generator, key, normal, uniform
 from ..core.tree import Tree, grad
 from ..models.generators import first_weights, head_shape, passed, structure
-from ..privacy.clients import ClientPrivacy
+from ..privacy.client_level import ClientPrivacy
 from ..privacy.gaussian import analytic_sigma, classic_sigma
 from ..privacy.statement import SEEDED_AT_NODES, Statement
 from .feddf import FedDF, logits, public, teachers

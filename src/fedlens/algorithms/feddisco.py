@@ -13,8 +13,8 @@ from ..core.fields import NonNegative
 from ..core.tree import Tree
 from ..core.weighting import by_examples
 from ..models.generators import head_shape
+from ._weighted import Reweighed, given, reweighed
 from .fedavg import FedAvg
-from .reweighed import Reweighed, given, reweighed
 
 Discrepancy = Literal["kl", "l1", "l2", "cosine"]
 

@@ -14,8 +14,8 @@ from ..core.rng import fold, normal
 from ..core.tree import Tree, grad, mean
 from ..models.generators import Vae, first_weights, head_shape, structure
 from ..privacy.statement import SEEDED_AT_NODES, Statement
+from ._sharing import Form, WithSharedData, assembled, can_share, fault, packed
 from .fedavg import FedAvg
-from .sharing import Form, WithSharedData, assembled, can_share, fault, packed
 
 _BLOCK = 500  # images at a time, on every device: the draws of a block have one key
 

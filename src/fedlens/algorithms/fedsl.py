@@ -17,9 +17,9 @@ from ..core.objective import weighted
 from ..core.optimizer import Adam
 from ..core.rng import seeded
 from ..core.tree import Tree, grad
+from ._weighted import reweighed
 from .fedavg import FedAvg
 from .fedsls import Normalize, Weighed, finite, summed, unusable, weighting
-from .reweighed import reweighed
 
 Factor = Literal[2, 4, 8]
 Down = Literal["avgpool", "bilinear", "autoencoder"]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..attribution import layer_names, layer_saliency
 from ..attribution.channels import Norm, Place
-from ..attribution.question import Score, Target
+from ..attribution.inputs import Score, Target
 from ..core.algorithm import Algorithm, Client, Errand, Recipe, Stage
 from ..core.batches import Shard
 from ..core.errors import BadInput
@@ -17,8 +17,8 @@ from ..core.evaluate import pieces
 from ..core.fields import Number, Share
 from ..core.run import Reply
 from ..core.tree import Tree
+from ._weighted import Reweighed, given, reweighed
 from .fedavg import FedAvg
-from .reweighed import Reweighed, given, reweighed
 
 Normalize = Literal["sum", "mean"]
 Blend = Literal["samples", "uniform"]

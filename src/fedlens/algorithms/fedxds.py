@@ -21,10 +21,10 @@ from ..core.network import Network
 from ..core.rng import fold, generator, key, normal, uniform
 from ..core.tree import Tree
 from ..privacy.gaussian import analytic_sigma, classic_sigma, gaussian_epsilon, metric_delta, metric_sigma
-from ..privacy.response import randomised_response, whole_mask_epsilon
+from ..privacy.randomised_response import randomised_response, whole_mask_epsilon
 from ..privacy.statement import SEEDED_AT_NODES, Statement
+from ._sharing import Form, Mix, WithSharedData, assembled, can_share, fault, packed
 from .fedavg import FedAvg
-from .sharing import Form, Mix, WithSharedData, assembled, can_share, fault, packed
 
 _METHODS = {"ig": "integrated_gradients", "smoothgrad": "smoothgrad", "inputxgrad": "input_x_gradient"}
 _BLOCK = 500  # images at a time, on every device: the draws of a block have one key

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..attribution.cam import resized
 from ..attribution.channels import ChannelTaps
-from ..attribution.question import scores
+from ..attribution.inputs import scores
 from ..core.errors import BadInput
 from ..core.fields import NonNegative
 from ..core.network import Network

@@ -3,7 +3,7 @@
 from .attribute import METHODS, attribute
 from .cam import GradCam, GradCamPlusPlus, ScoreCam
 from .channels import ChannelTaps, channel_gradients, layer_names, layer_saliency
-from .gallery import draw_grid, explain
+from .figures import draw_grid, explain
 from .lrp import Lrp
 from .masks import kept, normalised, top_channels, top_filters, top_pixels, top_share
 from .quality import agreement, area, completeness_error, deletion, insertion, randomisation

@@ -14,9 +14,9 @@ from ..core.network import Network
 from ..core.rng import key, normal
 from ..core.tree import Tree
 from .cam import GradCam, GradCamPlusPlus, ScoreCam
+from .inputs import Question, Score, Target, ask
 from .lrp import Lrp
 from .operations import RELUS, SMOOTH
-from .question import Question, Score, Target, ask
 from .rules import guided
 
 

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..core.errors import BadInput, nearest
+from .inputs import Question, best
 from .operations import CONVOLUTIONS, RELUS, Rewriting, Step, is_relu
-from .question import Question, best
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from ..core.errors import BadInput, nearest
 from ..core.network import Network
 from ..core.tree import Tree
 from .cam import plus_plus
+from .inputs import Score, Target, ask, scores
 from .operations import CONVOLUTIONS, RELUS, SMOOTH, Rewriting, Rule, Step, is_relu
-from .question import Score, Target, ask, scores
 from .rules import guided as guided_rule
 
 Norm = Literal["l2", "sqrt_l2", "l1", "l2sq"]

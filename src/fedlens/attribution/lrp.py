@@ -13,8 +13,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..core.errors import BadInput, nearest
 from ..core.network import Network
+from .inputs import Question
 from .operations import CONVOLUTIONS, GATES, LAYERS, QUESTIONS, SMOOTH, Rewriting, Step, has_ceiling, is_relu
-from .question import Question
 from .rules import AlphaBeta, Composite, Epsilon, Flat, Gamma, Linear, fold, redistributed, stabilised, z_plus
 
 # Their own gradient shares relevance out in proportion to what came in: sums, and what only moves or picks values.

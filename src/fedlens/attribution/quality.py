@@ -14,8 +14,8 @@ from ..core.network import Network
 from ..core.rng import generator, key
 from ..core.tree import Tree
 from .attribute import Method, attribute
+from .inputs import Score, Target, ask
 from .masks import normalised
-from .question import Score, Target, ask
 from .similarity import cosine, rank_correlation, ssim
 
 

@@ -16,8 +16,8 @@ from ..core.network import Network
 from ..core.optimizer import Adam
 from ..core.rng import fold, key
 from ..core.tree import Tree, grad
+from ..runs.transcript import Transcript
 from .measures import Measure
-from .transcript import Transcript
 
 # What the columns of an audit are, for whoever reads its table.
 LEGEND = {

@@ -13,10 +13,10 @@ from torch import Tensor
 from ..core.network import Network
 from ..core.rng import generator, key
 from ..core.tree import Tree, grad
+from ..runs.transcript import Transcript
 from .attack import Attack, Gallery, Images, Inapplicable, Knowledge, Prior, Verdict, logits
+from .image_similarity import decisive, likeness, matched
 from .measures import Measure, membership, merged, share
-from .pictures import decisive, likeness, matched
-from .transcript import Transcript
 from .uploads import Step, decoded, last_layer, single_step
 
 

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from ..core.batches import plan
 from ..core.rng import generator, key, seeded
+from ..runs.transcript import Transcript
 from .attack import Attack, Gallery, Images, Prior, Verdict
-from .exchange import exchanged
+from .image_similarity import decisive, likeness
 from .measures import merged
-from .pictures import decisive, likeness
-from .transcript import Transcript
+from .released_images import exchanged
 
 _SHOWN = 8
 

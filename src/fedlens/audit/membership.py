@@ -12,10 +12,10 @@ from torch import Tensor
 
 from ..core.rng import generator, key, numpy_generator
 from ..core.tree import Tree
+from ..runs.transcript import Transcript
 from .attack import Attack, Images, Inapplicable, Knowledge, Prior, Verdict, logits, trained
-from .exchange import exchanged
 from .measures import Measure, membership, merged, share
-from .transcript import Transcript
+from .released_images import exchanged
 from .uploads import after_training
 
 Target = Literal["global", "uploads", "personal"]

@@ -14,9 +14,9 @@ from ..core.algorithm import Server
 from ..core.network import Network
 from ..core.optimizer import Sgd
 from ..core.tree import Tree
+from ..runs.transcript import Crossing, Transcript
 from ..selection.pruning import row_indices, unpacked
 from .attack import Inapplicable
-from .transcript import Crossing, Transcript
 
 
 def decoded(crossing: Crossing, upload: Tree, net: Network) -> Tree:

@@ -1,18 +1,18 @@
 """Data sets, how they are dealt to clients, and how a batch is prepared. Adding one is a class and a line here."""
 
+from .client_names import Names
 from .federation import federate
-from .foreign import FlBench, Flwr, Pfllib
-from .hub import Hub
 from .images import DataSource, Images
-from .labels import Dirichlet, Shards
-from .leaf import Femnist
-from .modalities import Modalities
-from .names import Names
-from .own import ClientsFolder, Folder, Npz
-from .partition import ByUser, Domains, File, Iid, Partition, Quantity
-from .photos import Celeba, Cinic10, TinyImagenet
+from .partition.base import ByUser, Domains, File, Iid, Partition, Quantity
+from .partition.external import FlBench, Flwr, Pfllib
+from .partition.label_skew import Dirichlet, Shards
 from .prepare import Prepare
-from .sets import Cifar10, Cifar100, FashionMnist, Mnist, Mnist5k
+from .sources.femnist import Femnist
+from .sources.folders import ClientsFolder, Folder, Npz
+from .sources.hub import Hub
+from .sources.modalities import Modalities
+from .sources.photos import Celeba, Cinic10, TinyImagenet
+from .sources.small import Cifar10, Cifar100, FashionMnist, Mnist, Mnist5k
 from .split import Skew, Split, skew
 
 DATASETS: dict[str, type[DataSource]] = {

@@ -9,7 +9,7 @@ import torch
 
 from ..core.batches import Dataset, Federation
 from .images import Images
-from .partition import Partition
+from .partition.base import Partition
 from .prepare import Prepare
 from .split import Split
 

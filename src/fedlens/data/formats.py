@@ -18,7 +18,7 @@ import numpy as np
 from ..core.errors import BadInput
 from ..core.rng import numpy_generator
 from .cache import cache_folder
-from .shares import largest_remainder
+from .partition.counts import largest_remainder
 
 
 def bytes_of(path: Path) -> bytes:

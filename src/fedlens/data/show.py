@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import BadInput, nearest
-from ..report.style import COLOURS, name_ticks
+from ..plots.style import COLOURS, name_ticks
 from .cache import cache_folder, checksum
+from .client_names import Names, short
 from .images import DataSource, Images
-from .named import Named
-from .names import Names, short
-from .places import data_folders
+from .paths import data_folders
+from .sources.base import Named
 from .split import Split, skew
 
 DRAWN = 100  # clients at most; more bubbles than that tell nothing

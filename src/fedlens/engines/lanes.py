@@ -25,8 +25,8 @@ from ..core.network import Network
 from ..core.rng import key
 from ..core.run import Job, Reply
 from ..core.tree import Tree
+from .prefetch import Window
 from .sequential import Sequential, looked_at, owned, tuned
-from .window import Window
 
 _WARM_UP = 3  # steps before recording: libraries choose kernels and allocate on the first ones
 _BURST = 8  # steps queued for a lane at a time: no lane starves, and the host is ahead of the device

@@ -28,8 +28,8 @@ from ..core.evaluate import score
 from ..core.memories import Memories, name, versions
 from ..core.run import Heard, Job, Reply, nobody
 from ..core.tree import Tree
-from .allocator import keep_freed_memory
 from .parcel import pack, unpack
+from .process import keep_freed_memory
 from .sequential import Sequential
 from .worker import Storage
 

@@ -27,9 +27,9 @@ from ..core.memories import GIB, Memories
 from ..core.network import Network
 from ..core.run import Job
 from ..core.tree import Tree
-from .allocator import keep_freed_memory
-from .mailbox import Inbox, Outbox
+from .process import keep_freed_memory
 from .sequential import Sequential
+from .shared_memory import Inbox, Outbox
 
 Build = Callable[[], tuple[Network, Federation]]
 

@@ -24,7 +24,7 @@ import torch
 from ..core.errors import BadInput, RunFailed
 from ..core.run import Heard, Job, Reply, nobody
 from ..core.tree import Tree
-from .mailbox import Inbox, Outbox
+from .shared_memory import Inbox, Outbox
 from .worker import Build, Storage
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from .letters import Letter, from_records, to_records
-from .warm import ask
+from .messages import Letter, from_records, to_records
+from .resident import ask
 
 app = ClientApp()
 
@@ -27,8 +27,8 @@ def _answer(message: Message, context: Context) -> Message:
 
 def _answer_here(letter: Letter, context: Context) -> Letter:
     from ..core.errors import BadInput
+    from .client import Trainer
     from .node import Node
-    from .trainer import Trainer
 
     try:
         node = Node.of(context.node_config)

@@ -251,7 +251,7 @@ def start_node(place: Path, *, warm: bool = True) -> None:
     if warm:
         # A socket's path may have a hundred characters at most, so that it cannot lie in any folder.
         socket = str(Path(tempfile.mkdtemp(prefix="fedlens-")) / "warm")
-        worker = [sys.executable, "-m", "fedlens.flower.warm", socket, str((place / "node.yaml").resolve())]
+        worker = [sys.executable, "-m", "fedlens.flower.resident", socket, str((place / "node.yaml").resolve())]
         start(place, "warm", worker, environment)
         command = supernode(place, socket)
     until, log = time.monotonic() + _MISSED, place / "supernode.log"
@@ -347,7 +347,7 @@ def stop(folder: Path) -> list[str]:
 
 def status(folder: Path) -> dict[str, Any]:
     """What runs, what Flower says about its runs, and how far ours is; the ledger's bytes beside Flower's."""
-    from ..runs import RunFolder
+    from ..runs.folder import RunFolder
 
     rows = [
         {"where": place.name, "process": name, "pid": running(place, name)}

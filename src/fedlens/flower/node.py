@@ -19,10 +19,10 @@ from ..core.fields import Number, Positive
 from ..core.rng import key
 from ..core.tree import Tree
 from ..data import PARTITIONS, DataSource, Images
-from ..describe import describe
 from ..experiment import Experiment
 from ..privacy.accounting import Release, total_epsilon
-from ..privacy.clients import ClientPrivacy
+from ..privacy.client_level import ClientPrivacy
+from ..simulate.describe import describe
 
 
 @dataclass(frozen=True)

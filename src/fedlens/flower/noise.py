@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
-from ..privacy.disclosure import Disclosure
+from ..privacy.report import Disclosure
 
 _OWN = (
     "drawn by the nodes themselves, as they say: each from a secret that its operating system made and that never "

@@ -23,18 +23,19 @@ from ..core.ledger import Ledger
 from ..core.run import run as run_rounds
 from ..core.tree import Tree
 from ..data import PARTITIONS, Images
-from ..engines.allocator import keep_freed_memory
-from ..engines.flower import Flower, Nodes
+from ..engines.process import keep_freed_memory
 from ..engines.sequential import Sequential
 from ..experiment import Experiment, settled
-from ..robust import Defence, scope
-from ..runs import Checkpoint, RunFolder, config_hash, passport
-from ..simulate import Nobody, Recorder, Result, Watcher, label_counts, matmuls, public_images, reply_check, threads
-from ..track import check as check_trackers
-from ..track import tracked
+from ..robust import Defence
+from ..runs.folder import Checkpoint, RunFolder, config_hash, passport
+from ..runs.trackers import check as check_trackers
+from ..runs.trackers import tracked
+from ..simulate import checks as scope
+from ..simulate.run import Nobody, Recorder, Result, Watcher, label_counts, matmuls, public_images, reply_check, threads
+from .contract import contract, order_of
+from .engine import Flower, Nodes
 from .launch import flower_runs
 from .noise import DeployedDisclosure
-from .orders import contract, order_of
 
 app = ServerApp()
 
@@ -54,7 +55,7 @@ class Printed(Nobody):
     """Lines for Flower's log."""
 
     def round(self, progress):
-        from ..simulate import line
+        from ..simulate.run import line
 
         print(line(progress), flush=True)
 

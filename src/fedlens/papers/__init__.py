@@ -21,7 +21,15 @@ class Figure:
 
 def reproducible() -> dict[str, Grid | Figure]:
     """By name; built when asked for, as what a machine has decides on the initial weights."""
-    from . import compose, fedsls, fedsls_figures, fedxds, fedxds_figures, pse, pse_figures, spatl, spatl_figures
+    from . import compose
+    from .fedsls import figures as fedsls_figures
+    from .fedsls import tables as fedsls
+    from .fedxds import figures as fedxds_figures
+    from .fedxds import tables as fedxds
+    from .pse import figures as pse_figures
+    from .pse import tables as pse
+    from .spatl import figures as spatl_figures
+    from .spatl import tables as spatl
 
     found: list[Grid | Figure] = [*fedsls.tables(), *fedsls_figures.FIGURES, *fedxds.tables(), *spatl.tables()]
     found += [*spatl_figures.FIGURES, *pse.tables(), *pse_figures.FIGURES]

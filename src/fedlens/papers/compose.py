@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .fedxds import ALPHAS, CLIENTS, WORDS, column
+from .fedxds.tables import ALPHAS, CLIENTS, WORDS, column
 from .grid import Grid, Row
 
 _XDS = "algorithm=fedxds"

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .. import panel
 from ..core.strict_json import write_json
+from ..simulate import progress as panel
 from .grid import Grid, carry_out, checked, gather
 
 SEED = 0

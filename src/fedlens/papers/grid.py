@@ -15,13 +15,14 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from .. import config, simulate
-from ..beginnings import begin_alike
+from .. import config
 from ..core.errors import BadInput, RunFailed, nearest
 from ..core.memories import write_whole
 from ..core.strict_json import write_json
 from ..experiment import Experiment
-from ..runs import RunFolder, config_hash
+from ..runs.folder import RunFolder, config_hash
+from ..runs.reuse import begin_alike
+from ..simulate import run as simulate
 
 _LONGEST = 80  # characters of a protocol in a file's name
 GOES_WRONG = (BadInput, RunFailed, MemoryError, OSError, RuntimeError)  # in one run, and the others can go on

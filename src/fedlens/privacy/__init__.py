@@ -2,7 +2,7 @@
 
 from .accounting import Release, rdp, rdp_epsilon, total_epsilon
 from .gaussian import analytic_sigma, classic_sigma, gaussian_delta, gaussian_epsilon, metric_delta, metric_sigma
-from .response import flip_rate, randomised_response, whole_mask_epsilon
+from .randomised_response import flip_rate, randomised_response, whole_mask_epsilon
 from .statement import Statement
 
 __all__ = [

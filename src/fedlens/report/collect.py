@@ -13,12 +13,12 @@ import pyarrow.compute as pc
 import yaml
 
 from .. import config
-from ..analysis import LOOKS, fairness
 from ..core.errors import BadInput
 from ..core.strict_json import finite
 from ..data import Names
-from ..runs import RunFolder
-from .gallery import Pictures
+from ..runs.folder import RunFolder
+from ..runs.opened import LOOKS, fairness
+from .thumbnails import Pictures
 
 DRAWN = 100  # clients of a split at most
 POINTS = 400  # of a curve at most, clients of a chart at most: more cannot be seen, and make the file heavy
@@ -168,7 +168,7 @@ def _sub_models(folder: RunFolder, settings: Mapping[str, Any], names: Names, la
     """
     if not str(settings["algorithm"]["is"]).startswith("spatl") or settings["algorithm"].get("selector") == "all":
         return []
-    from ..papers.spatl import sub_models
+    from ..papers.spatl.tables import sub_models
 
     try:
         found = sub_models(folder.path, TIMED["batch"], TIMED["repeats"] if latency else 0)

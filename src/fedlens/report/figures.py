@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..data.names import NUMBERS, Names, short
-from ..runs import RunFolder
-from .style import COLOURS, name_ticks, pyplot, save
+from ..data.client_names import NUMBERS, Names, short
+from ..plots.style import COLOURS, name_ticks, pyplot, save
+from ..runs.folder import RunFolder
 
 _LOOKS = (
     ("personal before", "before local training", COLOURS[0]),

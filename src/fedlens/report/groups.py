@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .style import place_of
+from ..plots.style import place_of
 
 # Where and how a run ran, and what is drawn anew for a repetition.
 _PLACE = {"out", "engine", "workers", "lanes", "ray", "compile", "residency", "memory", "checkpoint", "keep", "picture"}

@@ -16,11 +16,11 @@ from .. import __version__
 from ..audit.attack import LEGEND
 from ..core.errors import BadInput
 from ..core.memories import write_whole
-from . import story
+from ..plots.style import COLOURS, DARK_COLOURS, DASHES
+from . import summary_text as story
 from .collect import TIMED, collect, runs_in
-from .gallery import Pictures
 from .groups import arenas, differing, grouped
-from .style import COLOURS, DARK_COLOURS, DASHES
+from .thumbnails import Pictures
 
 _SCRIPTS = ("elements.js", "tables.js", "charts.js", "sections.js")  # in this order, as one
 _PAGE = """<!doctype html>
@@ -117,7 +117,7 @@ def _splits(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _timed() -> str:
     """How latencies were measured, in words."""
-    from ..papers.spatl import device_name
+    from ..papers.spatl.tables import device_name
 
     passes = f"{TIMED['batch']} images at once, the fastest of {TIMED['repeats']} passes, on {device_name()}"
     return f"Latency was measured while this page was written: {passes}."

@@ -15,7 +15,7 @@ from ..algorithms.fedxds import PAPER, FedXDS
 from ..core.network import Network
 from ..core.rng import key
 from ..core.tree import Tree
-from .style import COLOURS, pyplot, save
+from ..plots.style import COLOURS, pyplot, save
 
 EPSILONS = (1.0, 5.0, 20.0)
 SPARSITIES = (60, 65, 70, 75, 80, 85)

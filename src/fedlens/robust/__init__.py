@@ -1,8 +1,8 @@
 """Hostile clients, and what a server can do about them: defences of a round's uploads, attacks that test these."""
 
+from .aggregators import Claims, Clip, GeometricMedian, Krum, Median, MultiKrum, TrimmedMean
 from .attacks import ATTACKS, Attack, Backdoor, LabelFlip, Noise, SignFlip
 from .defence import Defence
-from .rules import Claims, Clip, GeometricMedian, Krum, Median, MultiKrum, TrimmedMean
 
 DEFENCES = {defence.name: defence for defence in (Claims, Clip, GeometricMedian, Krum, Median, MultiKrum, TrimmedMean)}
 

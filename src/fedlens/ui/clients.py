@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from .. import tables
-from ..analysis import LOOKS
 from ..core.errors import BadInput, nearest
 from ..core.strict_json import finite
 from ..report.collect import thinned
-from ..report.gallery import KINDS
-from ..runs import RunFolder
+from ..report.thumbnails import KINDS
+from ..runs import tables
+from ..runs.folder import RunFolder
+from ..runs.opened import LOOKS
 
 PAGE = 25  # clients at a time
 ORDERS = ("number", "worst", "best", "largest", "smallest")

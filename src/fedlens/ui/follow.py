@@ -14,13 +14,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from .. import tables
-from ..analysis import measure_of
 from ..core.errors import BadInput
 from ..core.strict_json import finite
+from ..plots.style import place_of
 from ..report import collect
-from ..report.style import place_of
-from ..simulate import STOP
+from ..runs import tables
+from ..runs.opened import measure_of
+from ..simulate.run import STOP
 
 SPARK = 60  # points of the small curve in a list
 NOTES = 50

@@ -25,9 +25,9 @@ from urllib.parse import parse_qs, urlsplit
 from .. import __version__
 from ..core.errors import BadInput
 from ..core.strict_json import finite
+from ..plots.style import DASHES
 from ..report import page as report
-from ..report.style import DASHES
-from ..simulate import STOP
+from ..simulate.run import STOP
 from . import clients
 from .watch import PAUSE, Watch
 

@@ -1,0 +1,223 @@
+"""An audit of a run: who knows what, which attacks apply, and what they find."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import config
+from ..core.batches import Federation, Shard
+from ..core.errors import BadInput, nearest
+from ..core.memories import write_whole
+from ..core.network import Network
+from ..core.rng import generator, key
+from ..core.tree import Tree
+from ..data import Images as Loaded
+from ..experiment import Experiment, check_device
+from ..runs.folder import RunFolder
+from ..runs.models import models as models_of
+from ..runs.transcript import Transcript
+from .attack import LEGEND, Answers, Attack, Images, Inapplicable, Knowledge, Prior, Verdict
+from .gradients import GradientInversion, LabelLeakage
+from .inversion import FeatureInversion
+from .measures import check_rate
+from .membership import LikelihoodRatio, LossAttack, SharedMembership
+
+ATTACKS: dict[str, Attack] = {
+    "loss": LossAttack("global"),
+    "loss_uploads": LossAttack("uploads"),
+    "loss_personal": LossAttack("personal"),
+    "lira": LikelihoodRatio("global"),
+    "lira_personal": LikelihoodRatio("personal"),
+    "shared_members": SharedMembership(),
+    "shared_images": FeatureInversion(),
+    "gradients": GradientInversion("cosine"),
+    "dlg": GradientInversion("dlg"),
+    "idlg": GradientInversion("idlg"),
+    "labels": LabelLeakage(),
+}
+# Clients' own models never cross: who asks them has more than the server. dlg is idlg without the labels.
+USUAL = tuple(name for name in ATTACKS if name != "dlg" and not name.endswith("personal"))
+_RATES = (0.01, 0.001)
+_CLIENTS = 5  # whose candidates are asked about
+
+
+@dataclass(frozen=True)
+class Audit:
+    run: str
+    rounds: int  # recorded
+    verdicts: list[Verdict]
+    skipped: dict[str, str]  # attack -> why it finds nothing to work on
+    seconds: float
+
+    def plain(self) -> dict[str, Any]:
+        return {
+            "run": self.run,
+            "rounds": self.rounds,
+            "verdicts": [verdict.plain() for verdict in self.verdicts],
+            "skipped": self.skipped,
+            "seconds": round(self.seconds, 1),
+        }
+
+    def markdown(self) -> str:
+        lines = [
+            f"# Audit of {self.run}: {self.rounds} recorded rounds",
+            "",
+            f"| attack | measure | {' | '.join(LEGEND)} | samples x seeds |",
+            "| --- | --- | --- | --- | --- | --- |",
+        ]
+        for verdict in self.verdicts:
+            for measure in verdict.found:
+                size = f"{verdict.samples} x {verdict.seeds}"
+                cells = [verdict.attack, measure, *map(str, verdict.beside(measure)), size]
+                lines.append(f"| {' | '.join(cells)} |")
+        lines += ["", *(f"- {name}: {meaning}." for name, meaning in LEGEND.items())]
+        lines += ["", *(f"- **{v.attack}** ({v.threat}). {v.sentence}{_added(v)}" for v in self.verdicts)]
+        lines += [f"- {name}: not tried, since {why}." for name, why in self.skipped.items()]
+        return "\n".join(lines) + "\n"
+
+
+def _added(verdict: Verdict) -> str:
+    return f" {'; '.join(verdict.notes).capitalize()}." if verdict.notes else ""
+
+
+def audit(
+    path: str | Path,
+    attacks: Sequence[str] = (),
+    *,
+    fprs: Sequence[float] = (),
+    candidates: int = 500,
+    seeds: int = 2,
+    device: str = "cpu",
+    say: Callable[[str], None] = lambda text: None,
+) -> Audit:
+    """Attack a run by these, or by all that find something; its folder gets audit.json, audit.md and pictures."""
+    for name in attacks:
+        if name not in ATTACKS:
+            raise BadInput(f"--attacks {name!r} is unknown; {nearest(name, ATTACKS)}")
+    began = time.perf_counter()
+    folder = RunFolder.open(path)
+    transcript, knowledge = prepared(folder, fprs, candidates, seeds, device)
+    verdicts, skipped = [], {}
+    chosen = list(attacks) or list(USUAL)
+    for number, name in enumerate(chosen, 1):
+        started = time.perf_counter()
+        try:
+            verdict = ATTACKS[name].run(transcript, knowledge, name)
+        except Inapplicable as reason:
+            if attacks:
+                raise BadInput(f"--attacks {name} finds nothing to attack in {path}: {reason}") from None
+            skipped[name] = str(reason)
+            continue
+        verdicts.append(verdict)
+        say(f"{number}/{len(chosen)} {name}: {verdict.sentence} ({time.perf_counter() - started:.1f} s)")
+    if not verdicts:
+        reasons = "; ".join(dict.fromkeys(skipped.values()))
+        raise BadInput(
+            f"{path} sends nothing that can be attacked ({reasons}); --attacks loss_personal asks clients' own models"
+        )
+    found = Audit(str(folder.path), len(transcript), verdicts, skipped, time.perf_counter() - began)
+    folder.write_json("audit.json", found.plain())
+    write_whole(folder.path / "audit.md", found.markdown().encode())
+    draw(found, folder.figures)
+    return found
+
+
+def draw(found: Audit, place: Path) -> list[Path]:
+    from .figures import overview, side_by_side
+
+    drawn = [overview(found.verdicts, place / "audit")]
+    for verdict in found.verdicts:
+        if verdict.gallery is not None:
+            drawn.append(side_by_side(verdict.gallery, place / f"audit-{verdict.attack}", verdict.sentence))
+    return drawn
+
+
+# ---- who knows what -------------------------------------------------------------------------------------------------
+def prepared(
+    folder: RunFolder, fprs: Sequence[float], candidates: int, seeds: int, device: str
+) -> tuple[Transcript, Knowledge]:
+    """The transcript, what its adversary knows besides, and the truth."""
+    check_device(device)
+    experiment = config.read(folder.config)
+    precision = "fp64" if experiment.precision == "fp64" else "fp32"
+    experiment = replace(experiment, device=device, precision=precision, compile=False)
+    stages = [stage for stage, _, _ in experiment.timetable()]
+    checkpoint, _ = folder.load()
+    if checkpoint is None:
+        raise BadInput(f"{folder.path} has no checkpoint yet")
+    state = checkpoint.state.map(lambda leaf: leaf.to(device))
+    transcript = Transcript(folder.path / "transcript", stages[: checkpoint.round], state, device)
+    loaded = experiment.data.load()
+    net, federation = experiment.network(loaded).to(device), experiment.federation(loaded)[0].to(device)
+    prior, members = asked_about(transcript, net, federation, loaded, candidates)
+    prior = replace(prior, personal=_personal(folder, experiment, net, federation, list(prior.candidates)))
+    answers = Answers(federation, stages, experiment.seed, members)
+    return transcript, Knowledge(prior, answers, _rates(fprs, members), seeds)
+
+
+def asked_about(
+    transcript: Transcript, net: Network, federation: Federation, loaded: Loaded, candidates: int
+) -> tuple[Prior, dict[int, Tensor]]:
+    """Candidates of some clients that took part, half of them trained on; of either half as many are of each class, so
+    that no attack gets by on knowing what a client has. Test images that are no candidates are auxiliary."""
+    took_part = list(dict.fromkeys(client for crossing in transcript for client in crossing.replies))[:_CLIENTS]
+    pool = federation.pool[_order(len(federation.pool), "pool").to(federation.pool.device)]
+    outsiders, auxiliary = pool[: len(pool) // 2], pool[len(pool) // 2 :]
+    y, found, members = federation.data.y, {}, {}
+    free = torch.ones(len(outsiders), dtype=torch.bool, device=pool.device)
+    for client in sorted(took_part):
+        mine = federation.train[client]
+        mine = mine[_order(len(mine), "members", client).to(mine.device)]
+        inside, outside = [], []
+        for label in y[mine].unique().tolist():
+            others = (free & (y[outsiders] == label)).nonzero()[:, 0]
+            own = mine[y[mine] == label]
+            count = min(len(others), len(own), -(-candidates // len(took_part) * len(own) // len(mine)))
+            inside.append(own[:count])
+            outside.append(outsiders[others[:count]])
+            free[others[:count]] = False
+        index = torch.cat([*inside, *outside])
+        half = sum(map(len, inside))
+        if not half:
+            continue
+        shuffled = _order(len(index), "candidates", client).to(index.device)
+        shard = Shard(federation.data, index[shuffled])
+        found[client] = Images(shard.x, shard.y)
+        members[client] = shuffled < half
+    if not found or not len(auxiliary):
+        raise BadInput("an audit needs test images that nobody trained on, of the classes that clients have")
+    others = Shard(federation.data, auxiliary)
+    return Prior(net, found, Images(others.x, others.y), loaded.mean, loaded.std), members
+
+
+def _order(count: int, *purpose: object) -> Tensor:
+    return torch.randperm(count, generator=generator(key("audit", *purpose)))
+
+
+def _personal(
+    folder: RunFolder, experiment: Experiment, net: Network, federation: Federation, clients: list[int]
+) -> dict[int, Tree]:
+    """Models that clients predict with, where they differ from client to client."""
+    found = models_of(folder, experiment, net, federation, clients=clients)
+    own = dict(zip(clients, found.values(), strict=True))
+    own = {
+        c: Tree(params=w.params, buffers=w.buffers).map(lambda leaf: leaf.to(experiment.device)) for c, w in own.items()
+    }
+    first, *rest = own.values()
+    alike = all(torch.equal(a, b) for other in rest for a, b in zip(first.leaves(), other.leaves(first), strict=True))
+    return {} if rest and alike else own
+
+
+def _rates(fprs: Sequence[float], members: dict[int, Tensor]) -> tuple[float, ...]:
+    """Those asked for, or those that so many images can resolve."""
+    others = sum(int((~member).sum()) for member in members.values())
+    for fpr in fprs:
+        check_rate(fpr, others)
+    return tuple(fprs) or tuple(fpr for fpr in _RATES if fpr * others >= 1)

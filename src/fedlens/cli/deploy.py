@@ -1,0 +1,130 @@
+"""`fedlens deploy`: from an experiment to a federation of machines."""
+
+from __future__ import annotations
+
+import json as json_module
+import os
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+deploy = typer.Typer(no_args_is_help=True, help="The same experiment on several machines.", rich_markup_mode=None)
+Folder = Annotated[Path, typer.Argument(help="The federation's folder.")]
+Start = Annotated[bool, typer.Option("--start", help="Start it in the background, in place of printing how.")]
+Stay = Annotated[bool, typer.Option("--stay", help="With --start: stay until it ends, as containers want it.")]
+Json = Annotated[bool, typer.Option("--json", help="Answer with one line of JSON.")]
+
+
+@deploy.callback()
+def _check() -> None:
+    from ..flower.launch import require_flower
+
+    require_flower()
+
+
+@deploy.command(context_settings={"ignore_unknown_options": True})
+def init(
+    folder: Folder,
+    words: Annotated[list[str] | None, typer.Argument(metavar="[key=value ...]", show_default=False)] = None,
+    host: Annotated[str, typer.Option(help="Name or address under which nodes reach the server.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 9092,
+    listen: Annotated[str, typer.Option(help="The address to listen at, where it is not --host.")] = "",
+) -> None:
+    """Write a Flower app for this experiment, and a folder for each of its clients."""
+    from ..flower.launch import init
+
+    app = init(folder, words or (), host, port, listen)
+    print(f"{app} is the Flower app; next: fedlens deploy certs {shlex.quote(str(folder))}")
+
+
+@deploy.command()
+def certs(folder: Folder) -> None:
+    """Make a certificate authority, certificates, and a key for each node."""
+    from ..flower.launch import certify
+
+    for path in certify(folder):
+        print(path)
+    print(f"copy {folder}/nodes/N to the machine of node N; next: fedlens deploy server {shlex.quote(str(folder))}")
+
+
+@deploy.command()
+def server(
+    folder: Folder,
+    start: Start = False,
+    stay: Stay = False,
+    in_memory: Annotated[bool, typer.Option("--in-memory", help="Faster; nodes end when the SuperLink does.")] = False,
+) -> None:
+    """Print the lines that start the SuperLink, register the nodes and submit the run; or start it."""
+    from ..flower import launch
+
+    if start:
+        launch.start_server(folder, in_memory=in_memory)
+        print(f"the SuperLink runs; next: fedlens deploy run {shlex.quote(str(folder))}", flush=True)
+        if stay:
+            launch.attend(folder / "server", "superlink")
+        return
+    for name, value in launch.server_environment(folder).items():
+        print(f"export {name}={shlex.quote(value)}")
+    for line in (
+        launch.superlink(folder, in_memory=in_memory),
+        *launch.registrations(folder),
+        launch.submission(folder),
+    ):
+        print(shlex.join(line))
+
+
+@deploy.command()
+def node(
+    place: Annotated[Path, typer.Argument(help="The node's folder, DIR/nodes/N or a copy of it.")],
+    start: Start = False,
+    stay: Stay = False,
+    warm: Annotated[bool, typer.Option(help="Keep a process with torch, data and network ready.")] = True,
+) -> None:
+    """Print the line that starts a SuperNode; or start it, with a warm process beside it."""
+    from ..flower import launch
+
+    if start:
+        launch.start_node(place, warm=warm)
+        print(f"{place} runs", flush=True)
+        if stay:
+            launch.attend(place, "supernode")
+        return
+    for name, value in {**launch.ENVIRONMENT, "FLWR_HOME": str((place / "flower").resolve())}.items():
+        print(f"export {name}={shlex.quote(value)}")
+    print(shlex.join(launch.supernode(place)))
+
+
+@deploy.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+def run(context: typer.Context, folder: Folder) -> None:
+    """Submit the run, by `flwr run`; after a crash this goes on where it was. More words go to `flwr run`."""
+    from ..flower import launch
+
+    environment = launch.environment_of(launch.server_environment(folder))
+    line = [*launch.submission(folder), *context.args]
+    os.execvpe(line[0], line, environment)
+
+
+@deploy.command()
+def status(folder: Folder, json: Json = False) -> None:
+    """What runs, how far the run is, and its bytes beside those that Flower moved."""
+    from ..flower.launch import status
+
+    found = status(folder)
+    if json:
+        print(json_module.dumps(found))
+        return
+    for row in found["processes"]:
+        print(f"{row['where']:>8} {row['process']:<10} {row['pid'] or 'does not run'}")
+    for row in found["flower"]:
+        print("flower: " + ", ".join(f"{name} {value}" for name, value in row.items() if value not in ("", None)))
+    print("run: " + ", ".join(f"{name} {value}" for name, value in found["run"].items()))
+
+
+@deploy.command()
+def stop(folder: Folder) -> None:
+    """End what `--start` started, nodes first."""
+    from ..flower.launch import stop
+
+    print("\n".join(stop(folder)) or "nothing runs")

@@ -1,0 +1,192 @@
+"""What a comparison knows of each run, from its tables; and which runs may be compared at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from .. import config
+from ..core.errors import BadInput
+from ..report.collect import curves, flat, runs_in
+from ..report.figures import personal_accuracies
+from ..report.groups import differing
+from ..runs.folder import RunFolder, config_hash
+from ..runs.opened import LOOKS, measure_of
+from ..simulate.run import looks
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One run: a method under a setting with a seed."""
+
+    setting: str
+    method: str
+    seed: int
+    run: Path
+    state: str = "missing"  # complete, unfinished, corrupt, failed
+    trouble: str = ""
+    algorithm: str = ""  # the method without its settings: colours go by it
+    global_last: float | None = None  # the global model on the pooled test set, mean of the last looks
+    global_end: float | None = None  # the same after the last round
+    clients: Mapping[str, Mapping[int, float]] = field(default_factory=dict)  # look -> client -> accuracy
+    rounds: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    seconds: float = 0.0
+    server_seconds: float | None = None
+    simulated_seconds: float | None = None
+    curves: Mapping[str, Mapping[str, list[Any]]] = field(default_factory=dict)
+    split: str = ""
+    data: str = ""
+    place: str = ""  # engine, device and precision
+
+    @property
+    def look(self) -> str | None:
+        """The best trained of the models that each client was judged by."""
+        return next((look for look in LOOKS if look in self.clients), None)
+
+    @property
+    def judged_by(self) -> str | None:
+        return measure_of([*self.clients, *([] if self.global_last is None else ["global"])])
+
+
+def measured(setting: str, method: str, seed: int, path: Path, trouble: str = "") -> Compared:
+    """A run as it lies there: complete, or why it is not."""
+    blank = Compared(setting, method, seed, path, "failed" if trouble else "missing", trouble)
+    if not (path / "config.yaml").exists():
+        return blank
+    folder = RunFolder(path)
+    try:
+        experiment, result = config.read(folder.config), folder.result()
+        algorithm = _method(config.plain(experiment.algorithm))
+        metrics, sent = folder.metrics(), folder.bytes()
+        done = max(metrics["round"].to_pylist(), default=0)
+        if result is None:
+            left = trouble or f"{done} of {len(experiment.timetable())} rounds are done"
+            return Compared(setting, method, seed, path, "failed" if trouble else "unfinished", left, algorithm)
+        if result["rounds"] != done:
+            raise BadInput(f"its tables end after round {done}, but result.json says {result['rounds']}")
+        card, found = folder.passport(), curves(metrics, sent)
+        accuracies = [value for _, value in looks(metrics.to_pylist(), "accuracy", experiment)]
+        last = accuracies[-experiment.evaluate.last :]
+        workers = f" x{card['workers']}" if card["engine"] == "workers" else ""
+        return Compared(
+            setting,
+            method,
+            seed,
+            path,
+            "complete",
+            algorithm=algorithm,
+            global_last=sum(last) / len(last) if last else None,
+            global_end=last[-1] if last else None,
+            clients=personal_accuracies(folder),
+            rounds=done,
+            bytes_up=_sent(sent, "upload"),
+            bytes_down=_sent(sent, "download", "shared"),
+            seconds=_total(metrics, "seconds") or 0.0,
+            server_seconds=_total(metrics, "server seconds"),
+            simulated_seconds=_total(metrics, "simulated seconds"),
+            curves=found,
+            split=card["split_hash"],
+            data=card["data"]["sha256"],
+            place=f"{card['engine']}{workers}, {card['device_name']}, {card['precision']}",
+        )
+    except BadInput as error:
+        said = str(error)
+    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
+        said = f"{type(error).__name__}: {error}"
+    return Compared(setting, method, seed, path, "corrupt", said.replace(f"{path}/", ""))
+
+
+def _method(algorithm: Mapping[str, Any]) -> str:
+    base = algorithm.get("base")
+    if algorithm["is"] == "finetune" and isinstance(base, Mapping):
+        return f"{_method(base)}+ft"
+    return str(algorithm["is"]).rpartition(":")[2]
+
+
+def _sent(sent: pa.Table, *kinds: str) -> int:
+    """Bytes of the method itself, values and headers: measurements are booked as other kinds."""
+    return sum(row["payload"] + row["header"] for row in sent.to_pylist() if row["kind"] in kinds)
+
+
+def _total(metrics: pa.Table, name: str) -> float | None:
+    found = [row["value"] for row in metrics.to_pylist() if row["metric"] == name]
+    return sum(found) if found else None
+
+
+# ---- runs that are there already -------------------------------------------------------------------------------------
+def existing(paths: Sequence[Path]) -> list[Compared]:
+    """Runs by method and seed; those over another federation (data, partition, clients) are a setting of their own."""
+    folders = runs_in(paths)
+    root = Path(os.path.commonpath([folder.absolute().parent for folder in folders]))
+    known: dict[Path, dict[str, Any]] = {}
+    broken: list[Compared] = []
+    for folder in folders:
+        try:
+            known[folder] = config.plain(config.read(folder / "config.yaml"))
+        except BadInput as error:
+            name = os.path.relpath(folder.absolute(), root)
+            broken.append(Compared("", name, -1, folder, "corrupt", str(error).replace(f"{folder}/", "")))
+    settings = _settings(known)
+    return [
+        *(measured(settings[folder], label, known[folder]["seed"], folder) for folder, label in _labels(known).items()),
+        *broken,
+    ]
+
+
+def _federation(plain: Mapping[str, Any]) -> dict[str, Any]:
+    return flat({key: plain[key] for key in ("data", "partition", "clients")})
+
+
+def _settings(known: Mapping[Path, Mapping[str, Any]]) -> dict[Path, str]:
+    federations = {folder: _federation(plain) for folder, plain in known.items()}
+    keys = differing(list(federations.values()))
+    return {
+        folder: ",".join(_said(key, found[key]) for key in keys if key in found)
+        for folder, found in federations.items()
+    }
+
+
+def _labels(known: Mapping[Path, Mapping[str, Any]]) -> dict[Path, str]:
+    """By the method, and by what else runs of one method over one federation differ in."""
+    own = {folder: _own(plain) for folder, plain in known.items()}
+    labels = {}
+    for folder, plain in known.items():
+        method = _method(plain["algorithm"])
+        alike = [own[other] for other, one in known.items() if _method(one["algorithm"]) == method]
+        more = [_said(key, own[folder].get(key, "–")) for key in differing(alike)]
+        labels[folder] = ",".join([method, *more])
+    return labels
+
+
+def _said(key: str, value: Any) -> str:
+    """As it is typed for short: alpha=5."""
+    return f"{key.rpartition('.')[2]}={value:g}" if isinstance(value, float) else f"{key.rpartition('.')[2]}={value}"
+
+
+def _own(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides on a result, but the federation, the method's name and the seed."""
+    left = {k: v for k, v in plain.items() if k not in ("data", "partition", "clients", "seed")}
+    return flat({k: v for k, v in left.items() if config_hash({k: None}) != config_hash({})})
+
+
+def check_same_split(runs: Sequence[Compared]) -> None:
+    """Methods are compared over the same images: one setting and seed have one split."""
+    first: dict[tuple[str, int], Compared] = {}
+    for run in runs:
+        if run.state != "complete":
+            continue
+        other = first.setdefault((run.setting, run.seed), run)
+        if (run.data, run.split) != (other.data, other.split):
+            raise BadInput(
+                f"{run.run} and {other.run} have other data or another split, and cannot be compared; "
+                "run them again with `fedlens compare`, which gives all methods the same"
+            )
+        if run is not other and run.method == other.method:
+            raise BadInput(f"{run.run} and {other.run} are the same experiment; name one of them")

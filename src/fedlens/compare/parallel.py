@@ -1,0 +1,167 @@
+"""Carry out the runs of a comparison: one after another, or side by side in processes of their own.
+
+Four runs of FedAvg and SCAFFOLD (cnn_small, 10 rounds, 20 clients of mnist5k) on two CPU cores: 28.4 and 29.8 s one
+after another with two workers each, 18.0 and 18.5 s side by side. Either way the bits are the same. On a GPU, where it
+was not measured, runs go one after another unless --processes says otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from .. import config
+from ..experiment import Experiment
+from ..papers.grid import GOES_WRONG, finish, reason
+from ..simulate import run as simulate
+from .board import Board, OneRun
+
+
+@dataclass(frozen=True)
+class Task:
+    """A run that is missing, or to be gone on with."""
+
+    name: str
+    words: tuple[str, ...]
+    where: tuple[str, ...]  # those words that say where it runs alone
+    out: Path
+
+
+def side_by_side(tasks: Sequence[Task]) -> int:
+    """How many runs at a time pay: one on each core, where there are enough of them and the engine is not chosen."""
+    if not tasks:
+        return 1
+    asked = config.read(None, tasks[0].words)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    packs = asked.engine in ("auto", "sequential") and _is_on_cpu(asked)
+    return cores if packs and len(tasks) >= cores else 1
+
+
+def _is_on_cpu(asked: Experiment) -> bool:
+    """Not by placed(), which refuses what cannot be run: that is said of the run, and the others go on."""
+    return asked.device == "cpu" or (asked.device == "auto" and not torch.cuda.is_available())
+
+
+def carry_out(tasks: Sequence[Task], processes: int, board: Board, after: Callable[[], None]) -> dict[str, str]:
+    """Run them all, calling `after` each; why some failed, by name."""
+    failures: dict[str, str] = {}
+    if processes <= 1:
+        for task in tasks:
+            watcher = board.watch(task.name)
+            try:
+                finish(
+                    replace(config.read(None, task.words), out=str(task.out)), task.where, watcher, task.out.parents[1]
+                )
+            except GOES_WRONG as error:
+                failures[task.name] = reason(error)
+            watcher.end(failures.get(task.name, ""))
+            after()
+        return failures
+    waiting: queue.SimpleQueue[Task] = queue.SimpleQueue()
+    ended: queue.SimpleQueue[tuple[Task, str] | BaseException] = queue.SimpleQueue()
+    for task in tasks:
+        waiting.put(task)
+    slots = [_Slot() for _ in range(min(processes, len(tasks)))]
+    for slot in slots:
+        threading.Thread(target=slot.work, args=(waiting, ended, board), daemon=True).start()
+    try:
+        for _ in tasks:
+            while (news := _soon(ended)) is None:
+                pass
+            if isinstance(news, BaseException):
+                raise news
+            task, why = news
+            if why:
+                failures[task.name] = why
+            after()
+    finally:
+        for slot in slots:
+            slot.close()
+    return failures
+
+
+def _soon(ended: queue.SimpleQueue[Any]) -> Any:
+    """A wait without an end would not hear Ctrl-C on every system."""
+    with suppress(queue.Empty):
+        return ended.get(timeout=1)
+
+
+class _Slot:
+    """A thread that gives orders to one process, and starts another when that one dies."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[str] | None = None
+        self.errors: IO[bytes] | None = None
+        self.closed = False
+
+    def work(self, waiting: queue.SimpleQueue[Task], ended: queue.SimpleQueue[Any], board: Board) -> None:
+        while not self.closed:
+            try:
+                task = waiting.get_nowait()
+            except queue.Empty:
+                break
+            watcher = board.watch(task.name)
+            try:
+                why = self._carry_out(task, watcher)
+            except BaseException as error:  # raised again where the comparison waits
+                ended.put(error)
+                return
+            if not self.closed:
+                watcher.end(why)
+                ended.put((task, why))
+        self.close()
+
+    def _carry_out(self, task: Task, watcher: OneRun) -> str:
+        if self.process is None:
+            self.errors = tempfile.TemporaryFile()  # noqa: SIM115  it lives as long as the process
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "fedlens.compare.process"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self.errors,
+                text=True,
+                start_new_session=True,  # Ctrl-C is for the one who gives orders
+            )
+        process = self.process
+        assert process.stdin and process.stdout
+        engine = (
+            ["engine=sequential"] if _is_on_cpu(config.read(None, task.words)) else []
+        )  # a core for each run; a GPU has lanes of its own
+        order = {"words": [*task.words, *engine], "where": [*task.where, *engine], "out": str(task.out)}
+        with suppress(BrokenPipeError):
+            print(json.dumps(order), file=process.stdin, flush=True)
+        for line in process.stdout:
+            news = json.loads(line)
+            kind = news.pop("kind")
+            if kind == "begin":
+                watcher.begin(None, None, [], news["round"], news["rounds"])
+            elif kind == "round":
+                watcher.round(simulate.Progress(**news))
+            elif kind in ("done", "failed"):
+                return news.get("why", "")
+        self.process = None
+        return f"its process ended with code {process.wait()}{self._last_words()}"
+
+    def _last_words(self) -> str:
+        assert self.errors
+        self.errors.seek(0)
+        lines = self.errors.read().decode(errors="replace").strip().splitlines()
+        return f" ({lines[-1]})" if lines else ""
+
+    def close(self) -> None:
+        self.closed = True
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()

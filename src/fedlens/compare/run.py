@@ -1,0 +1,296 @@
+"""`fedlens compare`: methods on the same data and splits; what is missing is run, what is done is read."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+
+from .. import config
+from ..core.algorithm import Server
+from ..core.batches import Dataset
+from ..core.errors import BadInput
+from ..core.run import Job, enter
+from ..core.tree import Tree
+from ..engines.sequential import Sequential
+from ..experiment import Experiment
+from ..papers.grid import GOES_WRONG, Cell, Column, Grid, Row, decides, laid, reason, same
+from ..report.collect import flat
+from ..runs.folder import RunFolder
+from ..simulate import run as simulate
+from .board import Board
+from .figure import draw
+from .measured import Compared, check_same_split, existing, measured
+from .parallel import Task, carry_out, side_by_side
+from .table import Comparison, ranked_by
+
+# Without data=, a look at the embedded digits that two cores end in two minutes: a small network that all methods can
+# train, and preparations cut short where a method has long ones.
+LOOK = ("model=cnn_small", "rounds=15", "evaluate.personal_every=5")
+SHORT = {
+    "fedxds": ("algorithm.warmup_rounds=5", "algorithm.warmup_epochs=1"),
+    "pse": ("algorithm.attention=self",),  # what it is on a network without attention
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be compared: methods x settings, and words that say where it runs."""
+
+    grid: Grid
+    where: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def folder(self) -> Path:
+        """The same for the same settings, so that the same command goes on, and another method joins those there."""
+        data = config.plain(config.read(None, next(iter(self.cells())).words).data)["is"].rpartition(":")[2]
+        fixed = sorted(laid(self.grid.words).values())
+        several = len({column.words for column in self.grid.columns.values()}) > 1
+        tag = sha256(" ".join(fixed).encode()).hexdigest()[:8] if tuple(fixed) != tuple(sorted(LOOK)) else ""
+        name = "-".join(
+            part for part in ("compare", "" if several and "data" in _swept(self.grid) else data, tag) if part
+        )
+        return Path("runs") / name
+
+    def cells(self) -> list[Cell]:
+        return self.grid.cells()
+
+    def task(self, cell: Cell, seed: int, out: Path) -> Task:
+        name = " ".join(part for part in (cell.row, cell.column, f"seed {seed}") if part)
+        words = (*cell.under(self.where), f"seed={seed}")
+        return Task(name, words, self.where, cell.folder(out, self.where, seed))
+
+
+def _swept(grid: Grid) -> set[str]:
+    return {config.setting(word)[0] for column in grid.columns.values() for word in column.words}
+
+
+# ---- from words to experiments ---------------------------------------------------------------------------------------
+def asked(words: Sequence[str]) -> Asked:
+    """Methods by name; key=value for all, METHOD.key=value for one; several values with commas are a sweep."""
+    methods = [word for word in words if "=" not in word]
+    if options := [word for word in methods if word.startswith("-")]:
+        raise BadInput(f"unknown option {options[0]}; settings look like key=value")
+    if len(set(methods)) < len(methods):
+        raise BadInput(f"{next(m for m in methods if methods.count(m) > 1)} is named twice; name each method once")
+    for method in methods:
+        config.read(None, [f"algorithm={method}"])
+    own: dict[str, list[str]] = {method: [] for method in methods}
+    common = []
+    for word in (word for word in words if "=" in word):
+        whose = max((m for m in methods if word.startswith(f"{m}.")), key=len, default=None)
+        if whose and not config.is_section(word):  # local.epochs is everyone's, also where the method local is compared
+            own[whose].append(f"algorithm.{word.removeprefix(f'{whose}.')}")
+            continue
+        key = config.setting(word)[0]
+        if "," in key:
+            method, _, own_key = key.partition(",")
+            asked_for = f"{method} {method}.{own_key}{word[len(key) :]}"
+            raise BadInput(f"{word} is how a table names a method with a setting; ask for it as {asked_for}")
+        if key in ("out", "seed"):
+            raise BadInput(f"{key}= is not for a comparison: use --{'out' if key == 'out' else 'seeds'}")
+        if key == "algorithm" or key.startswith("algorithm."):
+            like = f"{methods[0] if methods else 'fedprox'}.{key.partition('.')[2] or 'KEY'}=VALUE"
+            raise BadInput(
+                f"{key}= does not say whose it is: name methods without a key, and settings of one as {like}"
+            )
+        common.append(word)
+    if not methods:
+        raise BadInput("name the methods to compare, as in `fedlens compare fedavg scaffold`")
+    keys = {config.setting(word)[0] for word in common}
+    is_look = "data" not in keys
+    where = tuple(word for word in common if not decides(config.setting(word)[0]))
+    science = [word for word in common if word not in where]
+    fixed, sweeps = _parted(science, [])
+    rows: dict[str, Row] = {}
+    notes = []
+    for method in methods:
+        short = SHORT.get(_alone(method), ()) if is_look and not (method == "pse" and "model" in keys) else ()
+        if short:
+            notes.append(
+                f"{method} ran with {' '.join(word.removeprefix('algorithm.') for word in short)}: a quick look."
+            )
+        begin = (f"algorithm={method}", *short)
+        mine, varied = _parted(own[method], list(begin))
+        for chosen in itertools.product(*varied):
+            label = ",".join([method, *(word.removeprefix("algorithm.") for word in chosen)])
+            rows[label] = Row((*begin, *mine, *chosen))
+    columns = {",".join(map(_short, chosen)): Column(tuple(chosen)) for chosen in itertools.product(*sweeps)}
+    grid = Grid(".", "", rows, columns, (*(LOOK if is_look else ()), *fixed))
+    where = ("picture=false", *where)  # the comparison has its own
+    for cell in grid.cells():
+        config.read(None, cell.under(where))
+    return Asked(grid, where, tuple(notes))
+
+
+def _parted(words: Sequence[str], begin: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    """Words with one value, and sweeps: a comma makes one where the whole is no value, as uplink=clip,noise is."""
+    fixed, sweeps = [word for word in words if "," not in word], []
+    for word in words:
+        if "," not in word:
+            continue
+        try:
+            config.read(None, [*begin, *fixed, word])
+        except BadInput:
+            key, _, values = word.partition("=")
+            found = list(dict.fromkeys(value.strip() for value in values.split(",") if value.strip()))
+            sweeps.append([f"{key}={value}" for value in found])
+        else:
+            fixed.append(word)
+    return fixed, sweeps
+
+
+def _alone(method: str) -> str:
+    """Without its preset; a method over it has other settings."""
+    return method if "+" in method else method.partition("/")[0]
+
+
+def _short(word: str) -> str:
+    """partition.alpha=0.1 as alpha=0.1."""
+    key, _, value = word.partition("=")
+    return f"{key.rpartition('.')[2]}={value}"
+
+
+# ---- running and reading ---------------------------------------------------------------------------------------------
+def compare(what: Asked, seeds: Sequence[int], out: Path, board: Board, processes: int = 0) -> Comparison:
+    """Run what is missing, the first seed of all first; the files of the comparison are written after each run.
+
+    Interrupted, it goes on where it stopped when it is called again.
+    """
+    tasks = [(cell, seed, what.task(cell, seed, out)) for seed in seeds for cell in what.cells()]
+    missing = [(cell, task) for cell, seed, task in tasks if not _is_done(cell, seed, task, what, out)]
+    failures = _refused(missing)
+    able = [task for _, task in missing if task.name not in failures]
+    known: dict[str, Compared] = {}
+
+    def gathered() -> Comparison:
+        for cell, seed, task in tasks:
+            if task.name not in known or known[task.name].state != "complete":
+                why = _whose(cell, failures.get(task.name, ""))
+                known[task.name] = measured(cell.column, cell.row, seed, task.out, why)
+        runs = [known[task.name] for _, _, task in tasks]
+        check_same_split(runs)
+        return Comparison(runs, ranked_by(runs), what.notes)
+
+    for line in gathered().troubles("failed"):
+        board.say(line)
+    board.expect([task.name for task in able], len(tasks) - len(missing))
+    if able:
+        with board:
+            failures |= carry_out(able, processes or side_by_side(able), board, after=lambda: gathered().write(out))
+    found = gathered()
+    found.write(out)
+    return found
+
+
+def _is_done(cell: Cell, seed: int, task: Task, what: Asked, out: Path) -> bool:
+    """Whether this very experiment is complete there; another one in its folder is refused before anything runs."""
+    folder = RunFolder(task.out)
+    if not folder.config.exists():
+        return False
+    same(folder, cell.experiment(out, what.where, seed))
+    return folder.result() is not None
+
+
+def _refused(missing: Sequence[tuple[Cell, Task]]) -> dict[str, str]:
+    """Runs that cannot even begin, and why: found out before others are trained. One seed speaks for all if it can."""
+    failures: dict[str, str] = {}
+    able = set()
+    for cell, task in missing:
+        if (cell.row, cell.column) not in able:
+            try:
+                _check(config.read(None, task.words))
+            except GOES_WRONG as error:
+                failures[task.name] = reason(error)
+            except Exception as error:  # a bug, most likely of the user's own method
+                failures[task.name] = f"{type(error).__name__}: {reason(error)}"
+            else:
+                able.add((cell.row, cell.column))
+    return failures
+
+
+def _check(experiment: Experiment) -> None:
+    """What a run checks before it has a folder, and what its method says before the first client's first step."""
+    experiment = config.check(experiment).placed()
+    images, federation, net = simulate.checked(experiment)
+    nothing = Dataset(torch.zeros(0, *images.x.shape[1:]), torch.zeros(0, dtype=torch.long))  # FedAux would learn long
+    stage, server = experiment.timetable()[0][0], Server(net, Tree(), experiment.clients, auxiliary=nothing)
+    server = replace(server, state=enter(stage, server))
+    shared = server.state.get("shared", Tree())
+    job = Job(stage, stage.algorithm.broadcast(server), shared, 0, at=0, since=0, seed=experiment.seed)
+    client, _ = Sequential(net, federation).open(job, 0)
+    stage.algorithm.begin(client)
+
+
+def _whose(cell: Cell, why: str) -> str:
+    """Settings of a method as they are typed here: pse.attention, not algorithm.attention."""
+    return re.sub(r"\balgorithm\.(?=\w)", f"{cell.row.partition(',')[0]}.", why)
+
+
+def compare_existing(paths: Sequence[Path]) -> Comparison:
+    """Runs that are there already. Those over other data or another split are never in one table."""
+    runs = existing(paths)
+    check_same_split(runs)
+    settings = dict.fromkeys(run.setting for run in runs if run.state == "complete")
+    if all(len({run.method for run in runs if run.setting == setting}) < 2 for setting in settings):
+        if len(settings) > 1:
+            raise BadInput(f"{_apart(runs)}: they cannot be compared")
+        raise BadInput("there is nothing to compare: name complete runs of two methods or more, of the same split")
+    notes = [f"{_apart(runs)}: they are in tables of their own."] if len(settings) > 1 else []
+    return Comparison(runs, ranked_by(runs), (*notes, *_other_differences(runs)))
+
+
+def _apart(runs: Sequence[Compared]) -> str:
+    first = {run.setting: run for run in reversed(runs) if run.state == "complete"}
+    return (
+        " and ".join(f"{run.run} ({setting})" for setting, run in first.items()) + " have other data or another split"
+    )
+
+
+def _other_differences(runs: Sequence[Compared]) -> Iterator[str]:
+    """Settings besides the method's own in which runs of one table differ."""
+    done = [run for run in runs if run.state == "complete"]
+    for setting in dict.fromkeys(run.setting for run in done):
+        mine = [run for run in done if run.setting == setting]
+        plain = [config.plain(config.read(run.run / "config.yaml")) for run in mine]
+        for key in [key for key in plain[0] if decides(key) and key not in ("algorithm", "data", "partition", "seed")]:
+            values = dict.fromkeys(str(flat({key: one[key]})) for one in plain)
+            if len(values) > 1:
+                names = {
+                    value: run.method
+                    for run, value in zip(mine, (str(flat({key: p[key]})) for p in plain), strict=True)
+                }
+                yield f"Not only the methods differ: {key} of {' and '.join(names.values())} is not the same."
+        seeds = {method: {run.seed for run in mine if run.method == method} for method in {run.method for run in mine}}
+        if len({frozenset(found) for found in seeds.values()}) > 1:
+            said = "; ".join(
+                f"{method} {', '.join(map(str, sorted(found)))}" for method, found in sorted(seeds.items())
+            )
+            yield f"Not all methods have the same seeds ({said}): their means are over different splits."
+
+
+def pictures(found: Comparison, out: Path) -> list[Path]:
+    """curves.png (with SVG and PDF beside it), one for each setting."""
+    drawn = []
+    for setting in found.settings:
+        # Without dots: what follows one would be taken for a file's ending.
+        name = f"curves-{setting}".rstrip("-").replace("/", "-").replace(".", "_")
+        if path := draw([run for run in found.runs if run.setting == setting], out / name):
+            drawn.append(path)
+    return drawn
+
+
+def report(found: Comparison, out: Path) -> Path | None:
+    """The page about all its runs; None where there is nothing to write about."""
+    there = [run.run for run in found.runs if (run.run / "config.yaml").exists()]
+    if not there:
+        return None
+    from ..report.page import write
+
+    return write(there, out / "report.html")

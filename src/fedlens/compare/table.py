@@ -1,0 +1,305 @@
+"""A comparison as a table: mean and deviation over seeds, rank, tests against the best, fairness, costs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ..core.memories import write_whole
+from ..core.strict_json import write_json
+from ..papers.grid import deviation, mean
+from ..runs.opened import fairness
+from ..simulate.progress import size
+from .measured import Compared
+from .significance import FEWEST, holm, paired_t, wilcoxon
+
+By = Literal["global", "personal"]
+LEVEL = 0.05
+_NOTABLE = 0.1  # of its seconds that a run spends at the server, from which on that is shown
+_DIGITS = 12  # of a mean: what is beyond them is the order of its sum
+_MODELS = {
+    "global": "the global model on the pooled test set, mean of the last looks",
+    "personal": "each client's own model on its own test images (fine-tuned, or after local training), their mean",
+}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs of several methods under one or more settings, all over the same splits."""
+
+    runs: Sequence[Compared]
+    by: By
+    notes: Sequence[str] = ()
+
+    # ---- numbers -----------------------------------------------------------------------------------------------------
+    @property
+    def settings(self) -> list[str]:
+        return list(dict.fromkeys(run.setting for run in self.runs))
+
+    def rows(self, setting: str) -> list[dict[str, Any]]:
+        """One for each method, the best first; those without a number last."""
+        runs = [run for run in self.runs if run.setting == setting]
+        rows = [_row([run for run in runs if run.method == method], self.by) for method in _methods(runs)]
+        rows.sort(key=lambda row: -math.inf if row["mean"] is None else row["mean"], reverse=True)
+        means = [round(row["mean"], _DIGITS) for row in rows if row["mean"] is not None]
+        for row in rows:  # equal results share a rank
+            row["rank"] = None if row["mean"] is None else 1 + sum(m > round(row["mean"], _DIGITS) for m in means)
+        self._test(runs, rows)
+        return rows
+
+    def _test(self, runs: Sequence[Compared], rows: list[dict[str, Any]]) -> None:
+        """Each method against the best of them: p over seeds and over clients, corrected for so many tests."""
+        done = {(run.method, run.seed): run for run in runs if run.state == "complete"}
+        best, others = rows[0]["method"], [row for row in rows[1:] if row["mean"] is not None]
+        for name, differences, test in (("p_seeds", _over_seeds, paired_t), ("p_clients", _over_clients, wilcoxon)):
+            found = {row["method"]: test(differences(done, best, row["method"], self.by)) for row in others}
+            known = {method: p for method, p in found.items() if p is not None}
+            adjusted = dict(zip(known, holm(list(known.values())), strict=True))
+            for row in rows:
+                row[name] = adjusted.get(row["method"])
+
+    def mean_ranks(self) -> dict[str, float]:
+        """Over the settings in which all methods have a rank."""
+        ranks: dict[str, list[int]] = {}
+        for setting in self.settings:
+            rows = self.rows(setting)
+            for row in rows if all(row["rank"] for row in rows) else ():
+                ranks.setdefault(row["method"], []).append(row["rank"])
+        return {method: sum(found) / len(found) for method, found in ranks.items()}
+
+    @property
+    def complete(self) -> bool:
+        return all(run.state == "complete" for run in self.runs)
+
+    # ---- words -------------------------------------------------------------------------------------------------------
+    def tables(self) -> list[tuple[str, list[dict[str, str]], list[dict[str, str]]]]:
+        """(setting, accuracies, clients and costs) as text."""
+        found = []
+        for setting in self.settings:
+            rows = self.rows(setting)
+            found.append((setting, [_accuracies(row, rows) for row in rows], [_costs(row, rows) for row in rows]))
+        return found
+
+    def said(self) -> list[str]:
+        """What must be known to read the columns that are shown."""
+        shown = {title for _, *tables in self.tables() for table in tables for row in table for title in row}
+        lines = [f"Ranked by {_MODELS[self.by]}; accuracies in %, ± standard deviation over seeds (n - 1)."]
+        if shown & {"global, last looks", "global, end"}:
+            lines.append("global: one model for all, on the pooled test set.")
+        if shown & {"personal before", "personal after", "fine-tuned"}:
+            lines.append(
+                "personal: what each client uses, on its own test images, before or after one more local training, or "
+                "fine-tuned; the same test images for every method."
+            )
+        lines += [" ".join(self._about_tests(shown)), " ".join(self._about_costs(shown))]
+        places = sorted({run.place for run in self.runs if run.place})
+        if len(places) > 1:
+            lines.append(f"Seconds cannot be compared: runs ran on {'; '.join(places)}.")
+        if ranks := self.mean_ranks() if len(self.settings) > 1 else {}:
+            order = sorted(ranks, key=lambda method: ranks[method])
+            lines.append("Mean rank over settings: " + ", ".join(f"{name} {ranks[name]:.2f}" for name in order) + ".")
+        return [*lines, *self.notes, *self.troubles("failed", "unfinished", "missing", "corrupt")]
+
+    def troubles(self, *states: str) -> list[str]:
+        """A line for each thing that is wrong with runs of a method, however many seeds and settings it is about."""
+        found: dict[tuple[str, str, str], list[Compared]] = {}
+        for run in self.runs:
+            if run.state in states:
+                found.setdefault((run.method, run.state, run.trouble), []).append(run)
+        lines = []
+        for (method, state, trouble), runs in found.items():
+            of_all = len(runs) == sum(run.method == method for run in self.runs)
+            where = "" if of_all else f" ({'; '.join(map(_place, runs))})"
+            verb = state if state == "failed" else f"is {state}"
+            lines.append(f"{method}{where} {verb}" + (f": {trouble}." if trouble else "."))
+        return lines
+
+    def _about_tests(self, shown: Set[str]) -> Iterator[str]:
+        most = max((len(row["seeds"]) for setting in self.settings for row in self.rows(setting)), default=0)
+        if "p seeds" in shown:
+            yield f"p seeds: paired t-test over seeds, from {FEWEST} of them on."
+        elif most < FEWEST:
+            yield f"No p over seeds: that needs {FEWEST} of them, and a difference of so few runs may be luck."
+        if "p clients" in shown:
+            model = "personal before" if self.by == "global" else "the models that are ranked"
+            yield f"p clients: Wilcoxon's signed-rank test over pairs of (seed, client), {model}: it speaks of these"
+            yield "trained models and these clients, not of other seeds."
+        if shown & {"p seeds", "p clients"}:
+            yield f"p is against the best, after Holm; * is below {LEVEL}."
+
+    def _about_costs(self, shown: Set[str]) -> Iterator[str]:
+        if looks := self._looks():
+            yield f"std and worst 10 %: over clients, by {looks}."
+        yield "up, down: sent by the method in a whole run, all clients together."
+        yield "seconds: of a whole run, with its looks, on this machine."
+        if "at the server" in shown:
+            yield "at the server: of these, after clients had answered."
+        if "on devices, s" in shown:
+            yield "on devices: simulated seconds of a whole run."
+
+    def _looks(self) -> str:
+        """By which model clients are judged: that of most methods, and whose is another."""
+        looks: dict[str, list[str]] = {}
+        for method, look in {run.method: run.look for run in self.runs if run.look}.items():
+            looks.setdefault(look, []).append(method)
+        usual = max(looks, key=lambda look: len(looks[look]), default="")
+        others = [f"{look} of {', '.join(methods)}" for look, methods in looks.items() if look != usual]
+        return ", but ".join([usual, *others])
+
+    def markdown(self) -> str:
+        lines = ["# Comparison", ""]
+        for setting, *tables in self.tables():
+            lines += [f"## {setting}", ""] if setting else []
+            for table in tables:
+                lines += ["| " + " | ".join(table[0]) + " |", "| --- |" + " ---: |" * (len(table[0]) - 1)]
+                lines += ["| " + " | ".join(row.values()) + " |" for row in table]
+                lines.append("")
+        return "\n".join([*lines, *(f"- {line}" for line in self.said())]) + "\n"
+
+    def plain(self) -> dict[str, Any]:
+        return {
+            "ranked_by": self.by,
+            "settings": {setting: self.rows(setting) for setting in self.settings},
+            "mean_ranks": self.mean_ranks(),
+            "complete": self.complete,
+            "runs": [_plain(run) for run in self.runs],
+            "notes": self.said(),
+        }
+
+    def write(self, out: Path) -> None:
+        """compare.json, compare.md and compare.csv."""
+        rows = [
+            {"setting": setting, **{k: v for k, v in row.items() if not isinstance(v, list | dict)}}
+            for setting in self.settings
+            for row in self.rows(setting)
+        ]
+        lines = io.StringIO()
+        table = csv.DictWriter(lines, list(dict.fromkeys(key for row in rows for key in row)))
+        table.writeheader()
+        table.writerows(rows)
+        out.mkdir(parents=True, exist_ok=True)
+        write_json(out / "compare.json", self.plain())
+        for ending, text in (("md", self.markdown()), ("csv", lines.getvalue())):
+            write_whole(out / f"compare.{ending}", text.encode())
+
+
+def ranked_by(runs: Sequence[Compared]) -> By:
+    """Global where all methods are judged by their global model; where some are not, what each client gets."""
+    done = [run for run in runs if run.state == "complete"]
+    everyone_global = all(run.judged_by == "global" for run in done)
+    return "global" if everyone_global or not any(run.clients for run in done) else "personal"
+
+
+def score(run: Compared, by: By) -> float | None:
+    """What a run is ranked by."""
+    if by == "global":
+        return run.global_last
+    return _client_mean(run, run.look)
+
+
+def _client_mean(run: Compared, look: str | None) -> float | None:
+    accuracies = run.clients.get(look or "", {})
+    return mean(list(accuracies.values()))
+
+
+def _place(run: Compared) -> str:
+    return ", ".join(part for part in (run.setting, f"seed {run.seed}") if part)
+
+
+def _methods(runs: Sequence[Compared]) -> list[str]:
+    return list(dict.fromkeys(run.method for run in runs))
+
+
+def _over_seeds(done: Mapping[tuple[str, int], Compared], a: str, b: str, by: By) -> list[float]:
+    seeds = [seed for method, seed in done if method == a and (b, seed) in done]
+    pairs = ((score(done[a, seed], by), score(done[b, seed], by)) for seed in seeds)
+    return [x - y for x, y in pairs if x is not None and y is not None]
+
+
+def _over_clients(done: Mapping[tuple[str, int], Compared], a: str, b: str, by: By) -> list[float]:
+    """Of each client under each seed. Ranked by the global model: that model on the client's images."""
+    found = []
+    for seed in [seed for method, seed in done if method == a and (b, seed) in done]:
+        pair = done[a, seed], done[b, seed]
+        left, right = (run.clients.get("personal before" if by == "global" else run.look or "", {}) for run in pair)
+        found += [left[client] - right[client] for client in sorted(left.keys() & right.keys())]
+    return found
+
+
+def _row(runs: Sequence[Compared], by: By) -> dict[str, Any]:
+    """A method under a setting, over its complete runs."""
+    done = [run for run in runs if run.state == "complete"]
+    row: dict[str, Any] = {"method": runs[0].method, "algorithm": runs[0].algorithm, "rank": None}
+    row["seeds"] = [run.seed for run in done]
+    scores = [value for run in done if (value := score(run, by)) is not None]
+    row |= {"mean": mean(scores), "std": deviation(scores)}
+    for name in ("global_last", "global_end"):
+        values = [value for run in done if (value := getattr(run, name)) is not None]
+        row |= {name: mean(values), f"{name}_std": deviation(values)}
+    for look in ("personal before", "personal after", "fine-tuned"):
+        values = [value for run in done if (value := _client_mean(run, look)) is not None]
+        row |= {look.replace(" ", "_"): mean(values), f"{look.replace(' ', '_')}_std": deviation(values)}
+    fair = [fairness(list(run.clients[run.look].values())) for run in done if run.look]
+    row["clients_by"] = next((run.look for run in done if run.look), None)
+    row |= {f"clients_{name}": mean([one[name] for one in fair]) for name in ("std", "worst_decile", "jain")}
+    for name in ("rounds", "bytes_up", "bytes_down", "seconds"):
+        row[name] = mean([getattr(run, name) for run in done])
+    for name in ("server_seconds", "simulated_seconds"):
+        row[name] = mean([value for run in done if (value := getattr(run, name)) is not None])
+    row["states"] = {str(run.seed): run.state for run in runs}
+    return row
+
+
+def _plain(run: Compared) -> dict[str, Any]:
+    kept = {k: v for k, v in vars(run).items() if k not in ("curves", "clients")}
+    return {**kept, "run": str(run.run), "clients": {look: dict(by) for look, by in run.clients.items()}}
+
+
+def _accuracies(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    text = {"rank": str(row["rank"] or "–"), "method": row["method"]}
+    names = {
+        "global_last": "global, last looks",
+        "global_end": "global, end",
+        "personal_before": "personal before",
+        "personal_after": "personal after",
+        "fine-tuned": "fine-tuned",
+    }
+    for name, title in names.items():
+        if any(one[name] is not None for one in rows):
+            text[title] = _percent(row[name], row[f"{name}_std"])
+    for name, title in {"p_seeds": "p seeds", "p_clients": "p clients"}.items():
+        if any(one[name] is not None for one in rows):
+            text[title] = "best" if row["rank"] == 1 else _chance(row[name])
+    return text
+
+
+def _costs(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    text = {"method": row["method"], "seeds": str(len(row["seeds"]))}
+    for name, title in {"clients_std": "std", "clients_worst_decile": "worst 10 %"}.items():
+        text[title] = _percent(row[name], None)
+    text |= {"rounds": "–" if row["rounds"] is None else f"{row['rounds']:g}"}
+    for name, title in {"bytes_up": "up", "bytes_down": "down"}.items():
+        text[title] = "–" if row[name] is None else size(row[name])
+    text["seconds"] = "–" if row["seconds"] is None else f"{row['seconds']:.1f}"
+    if any((one["server_seconds"] or 0) > _NOTABLE * (one["seconds"] or 1) for one in rows):
+        text["at the server"] = "–" if row["server_seconds"] is None else f"{row['server_seconds']:.1f}"
+    if any(one["simulated_seconds"] is not None for one in rows):
+        text["on devices, s"] = "–" if row["simulated_seconds"] is None else f"{row['simulated_seconds']:.0f}"
+    return text
+
+
+def _percent(value: float | None, spread: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{100 * value:.2f}" + ("" if spread is None else f" ± {100 * spread:.2f}")
+
+
+def _chance(p: float | None) -> str:
+    if p is None:
+        return "–"
+    return ("<0.001" if p < 0.001 else f"{p:.3f}") + ("*" if p < LEVEL else "")

@@ -1,0 +1,1 @@
+"""How a data set is dealt to clients."""

@@ -1,0 +1,154 @@
+"""Splits that other tools made: PFLlib's folders, FL-bench's files, the partitioners of flwr-datasets."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...core.errors import BadInput, nearest
+from ..images import DataSource, Decoded, Found, Images
+from ..paths import own_path
+from ..pickles import pickled_array, unpickled
+from ..sources.folders import as_images, as_labels
+from ..split import Split
+from .base import Partition, check_no_other_test
+
+
+@dataclass(frozen=True)
+class Pfllib(DataSource):
+    """A data set as PFLlib splits it: {train,test}/<client>.npz; partition=by_user is its default."""
+
+    path: str = ""
+    name = "pfllib"
+
+    def owners(self) -> int:
+        return len(list((own_path(self.path, "data.path") / "train").glob("*.npz")))
+
+    def find(self) -> Found:
+        folder = own_path(self.path, "data.path")
+        parts = [sorted((folder / part).glob("*.npz"), key=_number) for part in ("train", "test")]
+        if not parts[0] or [file.name for file in parts[0]] != [file.name for file in parts[1]]:
+            raise BadInput(f"{folder} needs train/<client>.npz and test/<client>.npz for the same clients")
+        return Found((*parts[0], *parts[1]), f"folder {folder} of PFLlib", lambda: self._read(*parts))
+
+    def _read(self, *parts: list[Path]) -> Decoded:
+        clients = [[_client(file) for file in part] for part in parts]
+        x, x_test = (np.concatenate([images for images, _ in part]) for part in clients)
+        y, y_test = (np.concatenate([labels for _, labels in part]) for part in clients)
+        users = np.concatenate(
+            [np.full(len(labels), number) for part in clients for number, (_, labels) in enumerate(part)]
+        )
+        highest = int(max(y.max(initial=-1), y_test.max(initial=-1)))
+        decoded = Decoded.parts((x, y), (x_test, y_test), tuple(map(str, range(highest + 1))))
+        return replace(decoded, users=users)
+
+
+def _number(file: Path) -> tuple[int, str]:
+    return (int(file.stem) if file.stem.isdigit() else -1, file.name)
+
+
+def _client(file: Path) -> tuple[np.ndarray, np.ndarray]:
+    stored = pickled_array(file, "data")
+    if not isinstance(stored, dict) or not {"x", "y"} <= stored.keys():
+        raise BadInput(f"{file} does not hold x and y under data, as PFLlib writes them")
+    x = np.asarray(stored["x"])
+    if np.issubdtype(x.dtype, np.floating) and x.min(initial=0) < 0:
+        x = np.clip(x / 2 + 0.5, 0, 1)  # its scripts normalise with mean and std 0.5
+    return as_images(x, file), as_labels(np.asarray(stored["y"]), file)
+
+
+@dataclass(frozen=True)
+class FlBench(Partition):
+    """A folder of FL-bench with partition.pkl; its numbers count the training part first, then the test part."""
+
+    path: str = ""
+    name = "fl_bench"
+
+    def split(self, images, clients, seed):
+        check_no_other_test(self)
+        folder = own_path(self.path, "partition.path")
+        file = folder / "partition.pkl" if folder.is_dir() else folder
+        if not file.is_file():
+            raise BadInput(f"partition.path is {self.path!r}, but there is no partition.pkl in it")
+        self._check_arguments(file.parent / "args.json", images)
+        content = unpickled(file.read_bytes(), file)
+        try:
+            shards = [
+                [np.asarray(one[part], np.int64) for part in ("train", "test")] for one in content["data_indices"]
+            ]
+            unused = sum(len(one.get("val", ())) for one in content["data_indices"])
+        except (KeyError, TypeError, ValueError, OverflowError):
+            raise BadInput(f"{file} does not hold data_indices with train and test, as FL-bench writes them") from None
+        if len(shards) != clients:
+            raise BadInput(f"clients is {clients}, but {file} has {len(shards)}: set clients={len(shards)}")
+        notes = (f"{unused} validation examples are unused",) if unused else ()
+        split = Split([np.sort(one[0]) for one in shards], [np.sort(one[1]) for one in shards], notes)
+        split.check(len(images), str(file))
+        return split
+
+    def _check_arguments(self, file: Path, images: Images) -> None:
+        """Where the folder says which data it is for, it must be ours."""
+        try:
+            made_for = json.loads(file.read_text()).get("dataset") if file.is_file() else None
+        except (ValueError, AttributeError):
+            raise BadInput(f"{file} is not JSON; make the partition again") from None
+        known = "fashion_mnist" if made_for == "fmnist" else made_for
+        if (
+            known in ("mnist", "fashion_mnist", "cifar10", "cifar100", "cinic10", "tiny_imagenet")
+            and known != images.name
+        ):
+            raise BadInput(f"{file} says that the partition was made for {made_for}, but data is {images.name}")
+
+
+@dataclass(frozen=True)
+class Flwr(Partition):
+    """Any partitioner of flwr-datasets, by the name of its class."""
+
+    partitioner: str = "IidPartitioner"
+    options: dict[str, Any] = field(default_factory=dict)  # of its constructor; clients, labels and seed are filled in
+    name = "flwr"
+
+    def check(self, images, clients):
+        super().check(images, clients)
+        if not importlib.util.find_spec("flwr_datasets"):
+            raise BadInput("partition=flwr needs: pip install flwr-datasets")
+
+    def assign(self, images, clients, draw):
+        import flwr_datasets.partitioner as theirs  # pyright: ignore[reportMissingImports]
+
+        known = [name for name in dir(theirs) if name.endswith("Partitioner") and name != "Partitioner"]
+        if self.partitioner not in known:
+            raise BadInput(f"partition.partitioner is {self.partitioner!r}; {nearest(self.partitioner, known)}")
+        make = getattr(theirs, self.partitioner)
+        ours = {"num_partitions": clients, "partition_by": "label", "seed": int(draw.integers(2**31))}
+        accepted = inspect.signature(make).parameters
+        try:
+            made = make(**{name: value for name, value in ours.items() if name in accepted} | self.options)
+            return flwr_shards(made, images, clients), ()
+        except (TypeError, ValueError) as error:
+            raise BadInput(f"{self.partitioner} of flwr-datasets refused: {str(error).splitlines()[0]}") from None
+
+
+def flwr_shards(partitioner: Any, images: Images, clients: int) -> list[np.ndarray]:
+    """What a partitioner of flwr-datasets gives each client, as indices into images.x."""
+    from datasets import Dataset  # pyright: ignore[reportMissingImports]
+
+    columns = {"index": images.train.numpy(), "label": images.y[images.train].numpy()}
+    if images.users is not None:
+        columns["user"] = images.users[images.train].numpy()
+    partitioner.dataset = Dataset.from_dict(columns)
+    if partitioner.num_partitions != clients:
+        have = partitioner.num_partitions
+        raise BadInput(f"clients is {clients}, but the partitioner makes {have} parts: set clients={have}")
+    shards = [np.asarray(partitioner.load_partition(client)["index"], np.int64) for client in range(clients)]
+    if empty := [client for client, shard in enumerate(shards) if not len(shard)]:
+        raise BadInput(
+            f"the partitioner of flwr-datasets leaves client {empty[0]} without examples: change its options"
+        )
+    return shards

@@ -1,0 +1,149 @@
+"""Data that a user brings: a file of arrays, a folder of images, a folder per client or per domain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from ...core.errors import BadInput
+from ...core.fields import Number, Share
+from ...core.rng import key
+from ..formats import npz, stratified
+from ..images import DataSource, Decoded, Found
+from ..paths import own_path
+from .tree import Listed, folders_in, list_owners, list_parts, read_listed, shared_below
+
+
+@dataclass(frozen=True)
+class Npz(DataSource):
+    """A .npz file with x_train, y_train, x_test, y_test, or with x and y, of which a share is held out to test on."""
+
+    path: str = ""
+    holdout: Share = 0.2  # only where the file has no test part
+    name = "npz"
+
+    def find(self) -> Found:
+        path = own_path(self.path, "data.path")
+        return Found((path,), f"file {path}", lambda: self._read(path))
+
+    def _read(self, path: Path) -> Decoded:
+        stored = npz(path)
+        if {"x_train", "y_train", "x_test", "y_test"} <= set(stored):
+            x, x_test = (as_images(stored[part], path) for part in ("x_train", "x_test"))
+            y, y_test = (as_labels(stored[part], path) for part in ("y_train", "y_test"))
+            return Decoded.parts((x, y), (x_test, y_test), _classes(stored, np.concatenate([y, y_test])))
+        if {"x", "y"} <= set(stored):
+            x, y = as_images(stored["x"], path), as_labels(stored["y"], path)
+            return Decoded(x, y, *stratified(y, self.holdout, key("npz", "test part")), _classes(stored, y))
+        keys = ", ".join(sorted(stored)) or "nothing"
+        raise BadInput(f"{path} holds {keys}; it must hold x_train, y_train, x_test, y_test or x, y")
+
+
+def _classes(stored: dict[str, np.ndarray], y: np.ndarray) -> tuple[str, ...]:
+    return tuple(map(str, stored["classes"] if "classes" in stored else range(int(y.max(initial=-1)) + 1)))
+
+
+def as_images(x: np.ndarray, path: Path) -> np.ndarray:
+    """[N, H, W], [N, H, W, C] or [N, C, H, W], bytes or numbers in [0, 1], as bytes [N, C, H, W]."""
+    shape = x.shape
+    if x.ndim == 3:
+        x = x[:, None]
+    elif x.ndim == 4 and x.shape[3] in (1, 3):
+        x = x.transpose(0, 3, 1, 2)
+    if x.ndim != 4 or x.shape[1] not in (1, 3):
+        raise BadInput(
+            f"{path}: images of shape {shape} are none of [N, H, W], [N, H, W, C], [N, C, H, W] with C 1 or 3"
+        )
+    if x.dtype == np.uint8:
+        return x
+    wanted = f"{path}: images must be bytes (uint8) or floats in [0, 1]"
+    if not np.issubdtype(x.dtype, np.floating):
+        raise BadInput(f"{wanted}, not {x.dtype}")
+    if odd := int((~np.isfinite(x)).any(axis=(1, 2, 3)).sum()):
+        raise BadInput(f"{wanted}; in {odd} of {len(x)} some are not numbers (NaN) or infinite")
+    if ((x < 0) | (x > 1)).any():
+        raise BadInput(f"{wanted}; these go from {x.min():g} to {x.max():g}")
+    return np.round(x * 255).astype(np.uint8)
+
+
+def as_labels(y: np.ndarray, path: Path) -> np.ndarray:
+    y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
+    if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
+        raise BadInput(f"{path}: labels must be one whole number per image, not {y.dtype} {y.shape}")
+    return y.astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Folder(DataSource):
+    """Images in folders named after their class, below train/ and test/ or with a share held out to test on.
+
+    With `domains`, one level higher: <domain>/<class>/ or <domain>/{train,test}/<class>/.
+    """
+
+    path: str = ""
+    size: Number = 32  # pixels of the square that images are cut and scaled to; 0: they are all of one size
+    colour: bool = True  # grey ones among them are converted; False: all become grey
+    holdout: Share = 0.2  # only where there is no test folder
+    domains: bool = False
+    name = "folder"
+
+    def find(self) -> Found:
+        return _found(self, list_owners if self.domains else self._list, lambda some: self._read(*some))
+
+    def _list(self, path: Path) -> tuple[list[Listed], bool]:
+        listed, has_test = list_parts(path)
+        if shared := shared_below(path, listed, has_test):
+            one, other, name = shared
+            raise BadInput(
+                f"data.path is {self.path!r}, but its images lie two levels down, in {one}/{name} and {other}/{name}: "
+                "this looks like a folder for each client, so use data=clients_folder partition=by_user (if "
+                f"{one} and {other} are classes, put the images right into them)"
+            )
+        return listed, has_test
+
+    def _read(self, listed: list[Listed], has_test: bool) -> Decoded:
+        decoded, owner = read_listed(listed, has_test, self.holdout, "RGB" if self.colour else "L", self.size or None)
+        return replace(decoded, domains=owner) if self.domains else decoded
+
+
+@dataclass(frozen=True)
+class ClientsFolder(DataSource):
+    """A folder per client: <client>/<class>/ or <client>/{train,test}/<class>/; partition=by_user is its default."""
+
+    path: str = ""
+    size: Number = 32  # as in Folder
+    colour: bool = True
+    holdout: Share = 0.2
+    name = "clients_folder"
+
+    def owners(self) -> int:
+        return len(folders_in(_folder(self)))
+
+    def find(self) -> Found:
+        return _found(self, list_owners, lambda some: self._read(*some))
+
+    def _read(self, listed: list[Listed], has_test: bool) -> Decoded:
+        decoded, owner = read_listed(listed, has_test, self.holdout, "RGB" if self.colour else "L", self.size or None)
+        return replace(decoded, users=owner)
+
+
+def _found(
+    source: Folder | ClientsFolder,
+    list_images: Callable[[Path], tuple[list[Listed], bool]],
+    read: Callable[[tuple[list[Listed], bool]], Decoded],
+) -> Found:
+    path = _folder(source)
+    listed, has_test = list_images(path)
+    if not listed:
+        raise BadInput(f"data.path is {source.path!r}, but no folders named after a class with images are in it")
+    return Found(tuple(one.file for one in listed), f"folder {path}", lambda: read((listed, has_test)))
+
+
+def _folder(source: Folder | ClientsFolder) -> Path:
+    path = own_path(source.path, "data.path")
+    if not path.is_dir():
+        raise BadInput(f"data.path is {source.path!r}, which is a file; {source.name} needs a folder")
+    return path

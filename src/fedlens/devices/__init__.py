@@ -1,0 +1,1 @@
+"""Clients' devices, and simulated seconds on them."""

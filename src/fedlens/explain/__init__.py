@@ -1,0 +1,1 @@
+"""What models look at: saliency, attention and relevance maps of runs."""

@@ -1,0 +1,90 @@
+"""What a run's models look at, drawn: images x methods, for the global model or for single clients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from .. import config
+from ..attribution.figures import USUAL, explain
+from ..attribution.inputs import Target
+from ..core.batches import Federation, Shard
+from ..core.network import Network
+from ..core.tree import Tree
+from ..data import Images
+from ..experiment import Experiment
+from ..models.weights import classes_of, load_weights
+from ..runs.folder import RunFolder
+from ..runs.models import models
+
+
+def explain_run(
+    path: str | Path,
+    out: Path | None = None,
+    *,
+    clients: Sequence[int] = (),
+    rounds: Sequence[int] = (),
+    count: int = 6,
+    methods: Sequence[str] = USUAL,
+) -> Path:
+    """The models of a run: the global one, or those that these clients predict with; of these rounds, or the newest."""
+    folder = RunFolder.open(path)
+    experiment = replace(config.read(folder.config), device="cpu", precision="fp32")
+    images = experiment.data.load()
+    net, (federation, _) = experiment.network(images), experiment.federation(images)
+    found = models(folder, experiment, net, federation, clients=clients, rounds=rounds)
+    pool = torch.cat([federation.test[client] for client in clients]) if clients else federation.pool
+    name = "explain" + ("-clients" if clients else "") + ("-rounds" if rounds else "")
+    where = out or folder.figures / f"{name}.png"
+    return _draw(net, found, federation, images, spread(images, pool, count), where, methods)
+
+
+def explain_model(
+    experiment: Experiment, weights: str, out: Path, *, count: int = 6, methods: Sequence[str] = USUAL
+) -> Path:
+    """A model with weights from a file, on test images of a data set.
+
+    Weights for other classes than those of the data are asked about the class that they predict.
+    """
+    images = experiment.data.load()
+    federation, _ = experiment.federation(images)
+    net, target = experiment.network(images), "true"
+    if weights:
+        known = classes_of(net.module, weights, len(images.classes))
+        if known != len(images.classes):  # maps of a last layer that starts anew would show nothing
+            net = experiment.network(replace(images, classes=tuple(map(str, range(known)))))
+            target = "predicted"
+        load_weights(net.module, weights)
+    shown = spread(images, federation.pool, count)
+    return _draw(net, net.initial_weights(), federation, images, shown, out, methods, target)
+
+
+def spread(images: Images, index: torch.Tensor, count: int) -> torch.Tensor:
+    """Some of these images, of as many classes as there are, the first of each."""
+    labels = images.y[index].tolist()
+    turns: dict[int, int] = {}
+    order = []
+    for position, label in enumerate(labels):
+        turns[label] = turns.get(label, 0) + 1
+        order.append((turns[label], label, position))
+    return index[torch.tensor([position for _, _, position in sorted(order)[:count]])]
+
+
+def _draw(
+    net: Network,
+    weights: Tree | dict[str, Tree],
+    federation: Federation,
+    images: Images,
+    shown: torch.Tensor,
+    out: Path,
+    methods: Sequence[str],
+    target: Target = "true",
+) -> Path:
+    x, y = Shard(federation.data, shown).x, images.y[shown]
+    titles = [images.classes[label] for label in y.tolist()]
+    pictures = images.x[shown].float() / 255
+    explain(net, weights, x, y, out, methods=methods, pictures=pictures, titles=titles, target=target)
+    return out

@@ -1,0 +1,275 @@
+"""Clients on other machines: jobs and replies over Flower's Grid."""
+
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from safetensors import SafetensorError
+
+from ..core.errors import BadInput, RunFailed
+from ..core.memories import write_whole
+from ..core.run import Job, Reply
+from ..core.tree import Tree
+from ..core.wire import decode, encode
+from ..engines.sequential import Sequential
+from .messages import Letter, from_records, leaves_of, to_records, tree_of
+
+if TYPE_CHECKING:
+    from flwr.app import RecordDict
+    from flwr.serverapp import Grid
+
+_PAUSE = 0.1  # seconds between two looks for replies; Flower's own send_and_receive waits for three
+_REMEMBERED = 1000  # answers that are overdue
+_SHOWN = 300  # characters of what a node says
+_HELLO = 120.0  # seconds that a node may take to say who it is
+
+
+class _Pulled(NamedTuple):
+    """A reply; or why there is none, or none that can be read."""
+
+    content: RecordDict | None = None
+    lost: str = ""
+    damage: str = ""
+
+
+class Nodes:
+    """Which of Flower's nodes is which client, and the letters to them and back."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        contract: dict[str, Any],
+        population: int,
+        say: Callable[[str], None],
+        largest: float = math.inf,
+    ):
+        """`largest`: bytes of an answer."""
+        self.grid, self.contract, self.population, self.say = grid, contract, population, say
+        self.largest = largest
+        self.own_data = False  # whether nodes bring their own data, or take their part of the experiment's
+        self.own_noise: set[int] = set()  # clients whose noise does not come from the run's seed, as they say
+        self._known: dict[int, int] = {}  # client -> node
+        self._strangers: set[int] = set()  # nodes that do not take part
+        self._refusals: list[str] = []
+        self._late: dict[str, int] = {}  # message -> node that has not answered it in time
+
+    def gather(self, wait: float) -> None:
+        """Wait until every client has a node, which must agree to the whole run."""
+        end = time.monotonic() + wait
+        while missing := sorted(set(range(self.population)) - self.online().keys()):
+            if self._refusals:
+                raise BadInput(f"a node refuses this run: {self._refusals[0]}")
+            if time.monotonic() > end:
+                listed = ", ".join(map(str, missing))
+                raise RunFailed(f"after {wait:g} seconds there is still no node for clients {listed}")
+            time.sleep(_PAUSE)
+
+    def online(self) -> dict[int, int]:
+        """client -> node of all that can be reached now; new ones are asked who they are."""
+        there = set(self.grid.get_node_ids())
+        self._known = {client: node for client, node in self._known.items() if node in there}
+        new = sorted(there - set(self._known.values()) - self._strangers)
+        hello = Letter({"ask": "hello", "contract": self.contract}, {})
+        for node, answer in self.ask(dict.fromkeys(new, hello), "query", _HELLO):
+            said = answer.notes.get("client")
+            client = said if isinstance(said, int) and 0 <= said < self.population else None
+            if client is not None and client not in self._known:
+                self._known[client] = node
+                self.own_data |= bool(answer.notes.get("own_data"))
+                if answer.notes.get("own_noise"):
+                    self.own_noise.add(client)
+                else:
+                    self.own_noise.discard(client)
+                continue
+            self._strangers.add(node)
+            if client is not None:
+                self.say(f"two nodes say that they are client {client}; the one that came first counts")
+            else:
+                self._refusals.append(_complaint(answer))
+                self.say(f"a node does not take part: {_complaint(answer)}")
+        return self._known
+
+    def ask(self, letters: Mapping[int, Letter], kind: str, patience: float) -> Iterator[tuple[int, Letter]]:
+        """(node, answer), as they come; those who do not answer in time are left out, and said."""
+        from flwr.app import Message
+
+        content = {id(letter): to_records(letter) for letter in letters.values()}  # written once for all nodes
+        messages = [Message(content[id(letter)], node, kind, ttl=patience) for node, letter in letters.items()]
+        ids = self.grid.push_messages(messages) if messages else []
+        waiting, end = dict(zip(ids, letters, strict=True)), time.monotonic() + patience
+        while waiting and time.monotonic() < end:
+            for message, node in list(waiting.items()):
+                if (reply := self._pulled(message)) is None:
+                    continue
+                del waiting[message]
+                if reply.lost:
+                    self.say(f"node {node} is lost: {_line(reply.lost)}")
+                else:
+                    yield node, self._opened(reply)
+            time.sleep(_PAUSE if waiting else 0)
+        for message, node in waiting.items():
+            self.say(f"node {node} has not answered within {patience:.3g} seconds")
+            self._late[message] = node
+
+    def _pulled(self, message: str) -> _Pulled | None:
+        """What came of one message; None: nothing yet.
+
+        Each is asked for by itself: what a node has sent may break Flower's own decoder, which would take the answers
+        of others along, and whose answer it is must not depend on what it says of itself.
+        """
+        import httpx
+
+        try:
+            found = list(self.grid.pull_messages([message]))
+            if not found:
+                return None
+            (reply,) = (each for each in found if each.metadata.reply_to_message_id == message)
+            return _Pulled(lost=reply.error.reason) if reply.has_error() else _Pulled(reply.content)
+        except (httpx.HTTPError, OSError):  # the SuperLink's fault, not the node's
+            raise
+        except Exception as error:
+            return _Pulled(damage=f"Flower cannot read it ({type(error).__name__})")
+
+    def _opened(self, reply: _Pulled) -> Letter:
+        """Whatever a broken or hostile node may have sent is a letter that says so."""
+        try:
+            if reply.content is None:
+                raise RunFailed(reply.damage)
+            return from_records(reply.content, self.largest)
+        except RunFailed as error:
+            return Letter({"damaged": f"it has sent what is no answer: {error}"}, {})
+
+    def note_late(self) -> None:
+        """Say who has answered after all; nothing else is done with such answers."""
+        for message, node in list(self._late.items()):
+            if (reply := self._pulled(message)) is not None:
+                del self._late[message]
+                if not reply.lost:
+                    self.say(f"node {node} has answered too late; its answer is not used")
+        self._late = dict(list(self._late.items())[-_REMEMBERED:])
+
+
+class Flower:
+    """Sends each round's job to the nodes of its cohort. A node that is lost or fails is a missing reply.
+
+    Memories stay at the nodes. Replies are written down as they come, so that a server which is killed in the middle
+    of a round asks only those who had not answered.
+    """
+
+    def __init__(
+        self,
+        nodes: Nodes,
+        local: Sequential,
+        order: Callable[[Job], dict[str, Any]],
+        *,
+        journal: Path,
+        holders: Mapping[str, set[int]],
+        patience: float,
+        deadline: float | None = None,
+    ):
+        """`local` looks at the server's test set; `holders` is the ledger's book of who has which common payload."""
+        self.nodes, self.local, self.order, self.population = nodes, local, order, nodes.population
+        self.journal, self.holders, self.patience, self.deadline = journal, holders, patience, deadline
+        journal.mkdir(parents=True, exist_ok=True)
+
+    def run(self, job: Job, cohort: Sequence[int]) -> list[Reply]:
+        order, round = self.order(job), job.round + 1
+        asked = hashlib.sha256(repr(sorted(order.items())).encode() + encode(job.download)).hexdigest()[:16]
+        answered = {client: upload for client in cohort if (upload := self._read(asked, client)) is not None}
+        waiting = [client for client in cohort if client not in answered]
+        self.nodes.note_late()
+        heard, began = bool(answered), time.monotonic()
+        online = self._online(waiting, began)
+        if lost := [client for client in waiting if client not in online]:
+            self.nodes.say(f"round {round} goes on without clients {', '.join(map(str, lost))}: no node is there")
+        work = {"ask": "work", "contract": self.nodes.contract, "order": order}
+        bare = Letter(work, {"download": leaves_of(job.download)})
+        whole = Letter(work, {**bare.trees, "shared": leaves_of(job.shared)}) if job.shared else bare
+        knows = self.holders.get(order["shared"], set())
+        letters = {client: bare if client in knows else whole for client in waiting if client in online}
+        damaged: dict[int, str] = {}
+        while letters and (left := self._left(began)) > 0:
+            again, clients = {}, {online[client]: client for client in letters}
+            addressed = {node: letters[client] for node, client in clients.items()}
+            for node, answer in self.nodes.ask(addressed, "train", left):
+                client, heard = clients[node], True
+                if "missing" in answer.notes and letters[client] is not whole:
+                    again[client] = whole  # its disk has lost the common payload
+                    continue
+                try:
+                    upload = _upload(answer)
+                except RunFailed as error:
+                    damaged[client] = str(error)
+                    continue
+                if upload is None:
+                    self.nodes.say(f"round {round} goes on without client {client}: {_complaint(answer)}")
+                else:
+                    write_whole(self._place(asked, client), encode(upload))
+                    answered[client] = upload
+            letters = again
+        if not heard and self.deadline is None:  # without a rule for silence it ends the run, which can go on later
+            raise RunFailed(f"nobody answered in round {round}")
+        replies = [Reply(client, self._here(upload)) for client, upload in answered.items()]
+        return replies + [Reply(client, Tree(), damage=why) for client, why in damaged.items()]
+
+    def _online(self, waiting: Sequence[int], began: float) -> dict[int, int]:
+        """client -> node. A round with a deadline waits for somebody to come: else many would pass in no time."""
+        online = self.nodes.online() if waiting else {}
+        while waiting and self.deadline and online.keys().isdisjoint(waiting) and self._left(began) > 0:
+            time.sleep(_PAUSE)
+            online = self.nodes.online()
+        return online
+
+    def _left(self, began: float) -> float:
+        """Seconds to wait for replies; a deadline is of the whole round."""
+        return self.patience if self.deadline is None else self.deadline - (time.monotonic() - began)
+
+    def measure(self, weights: Tree) -> list[Tree]:
+        return self.local.measure(weights)
+
+    def save(self, round: int) -> None:
+        """Nodes save their memories themselves; what a checkpoint holds need not be in the journal any more."""
+        for path in self.journal.glob("*.safetensors"):
+            path.unlink()
+
+    def close(self) -> None:
+        pass
+
+    def _here(self, tree: Tree) -> Tree:
+        return tree.map(lambda leaf: leaf.to(self.local.federation.pool.device))
+
+    # ---- the journal of a round ----
+    def _place(self, asked: str, client: int) -> Path:
+        return self.journal / f"{asked}-{client:06d}.safetensors"
+
+    def _read(self, asked: str, client: int) -> Tree | None:
+        try:
+            return decode(self._place(asked, client).read_bytes())
+        except (OSError, SafetensorError, ValueError, KeyError):
+            return None
+
+
+def _upload(answer: Letter) -> Tree | None:
+    """What an answer brings; None: words alone. RunFailed where nothing can be read of it."""
+    if "damaged" in answer.notes:
+        raise RunFailed(_line(answer.notes["damaged"]))
+    return tree_of(answer.trees["upload"]) if "upload" in answer.trees else None
+
+
+def _complaint(answer: Letter) -> str:
+    """What a node said in place of an answer, in a line."""
+    said = answer.notes.get("refused") or answer.notes.get("failed") or "its answer is empty"
+    return _line(said)
+
+
+def _line(said: Any) -> str:
+    """What somebody else wrote, as it may stand in a log."""
+    lines = str(said).strip().splitlines() or [""]
+    return "".join(each if each.isprintable() else "?" for each in lines[-1])[:_SHOWN]

@@ -1,0 +1,1 @@
+"""FedSLS's tables and figures."""

@@ -1,0 +1,1 @@
+"""FedXDS's tables and figures."""

@@ -1,0 +1,1 @@
+"""PSE's tables and figures."""

@@ -1,0 +1,1 @@
+"""SPATL's tables and figures."""

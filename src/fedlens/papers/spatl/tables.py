@@ -1,0 +1,355 @@
+"""SPATL (Yu et al., 2022): accuracies, bytes of a client's round, ablations; and what a finished run holds."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import torch
+from torch import nn
+
+from ...algorithms.fedavg import FedAvg
+from ...algorithms.finetune import FineTune
+from ...algorithms.spatl import SPATL
+from ...core.batches import Federation, Shard
+from ...core.errors import BadInput
+from ...core.evaluate import total
+from ...core.network import Network
+from ...core.rng import generator, key
+from ...core.run import Job
+from ...core.tree import Tree
+from ...core.wire import header
+from ...engines.sequential import Sequential, tuned
+from ...runs.folder import Checkpoint, RunFolder
+from ...runs.models import newest
+from ...runs.opened import OpenedRun
+from ...selection.pruning import Choice, Costs, Kept, ranked, settled, sliced, unpacked
+from ...simulate.progress import counted
+from ..grid import Column, Grid, Reported, Row, laid, percent
+
+# Section 4.1 and, where that is silent, the released code: batch 64, momentum 0.9, decay 1e-5, crop and flip.
+WORDS = (
+    "data=cifar10",
+    "partition=dirichlet",
+    "partition.alpha=0.1",
+    "partition.test=pooled",
+    "partition.holdout=0.1667",
+    "clients=10",
+    "cohort=everyone",
+    "rounds=100",
+    "local.epochs=10",
+    "local.batch_size=64",
+    "local.momentum=0.9",
+    "local.weight_decay=1e-5",
+    "augment=crop_flip",
+    "evaluate.personal=before",
+    "evaluate.personal_every=1",
+    "checkpoint=10",
+)
+METHODS = {
+    "fedavg": ("algorithm=fedavg",),
+    "fednova": ("algorithm=fednova",),
+    "fedprox": ("algorithm=fedprox",),
+    "scaffold": ("algorithm=scaffold",),
+    "spatl": ("algorithm=spatl",),
+    "spatl_salient": ("algorithm=spatl", "algorithm.control_upload=salient"),
+    "spatl_official": ("algorithm=spatl_official",),
+}
+ABLATIONS = {
+    "no_selection": ("algorithm=spatl", "algorithm.selector=all"),
+    "no_transfer": ("algorithm=spatl", "algorithm.private=none"),
+    "no_control": ("algorithm=spatl", "algorithm.control_scale=0"),
+    **{name: ("algorithm=spatl", f"algorithm.selector={name}") for name in ("uniform", "l2_global", "random")},
+    "per_index": ("algorithm=spatl", "algorithm.normalise=per_index"),
+    "fresh_agent": ("algorithm=spatl", "algorithm.agent=fresh"),
+}
+RATES = {"resnet20": "0.005", "resnet32": "0.005", "vgg11": "0.01"}
+COLUMNS = {model: Column((f"model={model}", f"local.lr={rate}")) for model, rate in RATES.items()}
+
+_ACCURACY = {"resnet20": 84.27, "resnet32": 83.67, "vgg11": 84.07}  # section 4.2, of SPATL
+_MEGABYTES = {  # table 1, of one client in one round
+    "fedavg": (2.1, 3.2, 42.0),
+    "fednova": (4.2, 6.4, 84.0),
+    "fedprox": (2.1, 3.2, 42.0),
+    "scaffold": (4.3, 6.5, 84.0),
+    "spatl": (2.1, 3.6, 61.3),
+}
+# Table 1, to 80 %: rounds (None: more than 200) and gigabytes of all clients.
+_TO_80: dict[str, tuple[tuple[int | None, float], ...]] = {
+    "fedavg": ((None, 4.2), (None, 6.4), (181, 76)),
+    "fednova": ((198, 8.32), (197, 12.6), (159, 136)),
+    "fedprox": ((None, 4.2), (None, 6.4), (None, 84)),
+    "scaffold": ((49, 2.1), (55, 3.6), (54, 45)),
+    "spatl": ((52, 1.1), (50, 1.8), (46, 28)),
+}
+TO_80 = {(method, model): at for method, by in _TO_80.items() for model, at in zip(COLUMNS, by, strict=True)}
+# Table 2, in %: salient parameters, operations removed on average and at most.
+INFERENCE = {"resnet20": (84, 25.8, 31.9), "resnet32": (82, 29.6, 38.4), "vgg11": (70, 29.9, 39.7)}
+# Section 4.5: 50,000 images for ten clients, a fifth of each client's kept back; the other 10,000 are no client's.
+APART = ("partition.test=holdout", "partition.holdout=0.2")
+TRANSFER = (83.92, 87.06)  # of clients on what they keep back, then of a new predictor on the other images
+
+
+def tables() -> list[Grid]:
+    rows, home = {name: Row(words) for name, words in METHODS.items()}, "spatl/accuracy"
+    accuracy = Grid(
+        home,
+        "clients' own models on their own test images (figures 4 and 5)",
+        rows,
+        COLUMNS,
+        WORDS,
+        {("spatl", model): Reported(value) for model, value in _ACCURACY.items()},
+        measure=accuracy_of,
+        measured="mean over clients of the accuracy on their own test images, before local training, %",
+        notes=(
+            "The paper's numbers are the text's; its figure 4 has the other methods as curves only.",
+            "10 clients of 6,000 images each cannot come of Dirichlet 0.1; here clients differ in size.",
+        ),
+    )
+    traffic = Grid(
+        "spatl/table1",
+        "what one client sends and receives in one round",
+        {name: Row(words, home=home) for name, words in METHODS.items()},
+        COLUMNS,
+        WORDS,
+        {
+            (method, model): Reported(value)
+            for method, values in _MEGABYTES.items()
+            for model, value in zip(COLUMNS, values, strict=True)
+        },
+        measure=megabytes_of,
+        measured="megabytes up and down, headers included, mean over rounds and clients",
+        notes=(
+            "The paper counts one way for VGG-11 and both ways for ResNet, and charges FedNova twice although it sends "
+            "one number more than FedAvg.",
+        ),
+    )
+    ablations = Grid(
+        "spatl/ablations",
+        "SPATL without its parts, and with other selectors",
+        {"spatl": Row(METHODS["spatl"], home=home), **{name: Row(words) for name, words in ABLATIONS.items()}},
+        COLUMNS,
+        WORDS,
+        measure=accuracy_of,
+        measured=accuracy.measured,
+    )
+    encoders = Grid(
+        "spatl/encoders",
+        "clients' own models where 10,000 images are no client's: the encoders of spatl/transfer",
+        {name: Row(METHODS[name]) for name in ("spatl", "scaffold", "fedavg")},
+        {"vgg11": COLUMNS["vgg11"]},
+        tuple(laid((*WORDS, *APART)).values()),
+        {("spatl", "vgg11"): Reported(TRANSFER[0])},
+        measure=accuracy_of,
+        measured=accuracy.measured,
+    )
+    return [accuracy, traffic, ablations, encoders]
+
+
+def accuracy_of(result: Any) -> float | None:
+    return percent(result["personal"].get("before", {}).get("mean"))
+
+
+def megabytes_of(result: Any) -> float | None:
+    """All ten clients take part in every round."""
+    return (result["bytes_up"] + result["bytes_down"]) / (10 * result["rounds"]) / 1e6
+
+
+# ---- what a finished run holds ---------------------------------------------------------------------------------------
+def looks(folder: RunFolder) -> list[tuple[int, float]]:
+    """(round, mean accuracy of clients' own models before they train)"""
+    return sorted(
+        (row["round"], row["value"])
+        for row in folder.metrics().to_pylist()
+        if row["client"] is None and row["model"] == "personal before" and row["metric"] == "accuracy_mean"
+    )
+
+
+def bytes_to(folder: RunFolder, target: float) -> dict[str, int] | None:
+    """The first round whose mean accuracy of clients' own models is at least this, and the bytes up to it."""
+    first = next((round for round, value in looks(folder) if value >= target), None)
+    if first is None:
+        return None
+    spent = [
+        row for row in folder.bytes().to_pylist() if row["round"] <= first and not row["kind"].startswith("evaluation")
+    ]
+    return {"round": first, "bytes": sum(row["payload"] + row["header"] for row in spent)}
+
+
+@dataclass(frozen=True)
+class SubModel:
+    """What a client's last selection left, as shares of the whole network."""
+
+    client: int
+    flops: float
+    parameters: float  # of the smaller network
+    sent: float  # of the parameters of convolutions: the paper's "sparsity ratio"
+    bytes: float  # of the client's last upload, controls and headers included
+    latency: float  # measured here, one thread of a CPU or the GPU; may not have been asked for
+    accuracy: float  # on the images that rewards were measured on
+    dense: float  # of the whole network there
+    own: float  # accuracy on the client's own test images: of its whole model; all six may not have been asked for
+    smaller: float  # of its sub-model
+    own_settled: float  # of its whole model with the statistics of norms taken anew over the client's training images
+    settled: float  # of its sub-model with the same
+    own_tuned: float  # of its whole model after it trained on these from there
+    tuned: float  # of its sub-model after the same
+
+
+# By the run's selector; with the smallest norms anywhere left out; with the same share of every layer.
+RULES = ("selected", "norms", "alike")
+
+
+def sub_models(path: str | Path, batch: int = 32, repeats: int = 9) -> list[SubModel]:
+    """Table 2 for a finished run: what its selector left of the last global encoder at every client.
+
+    Latency is that of a batch, the fastest of so many passes; without repeats it is not measured.
+    """
+    return sub_models_by(path, RULES[:1], batch, repeats)["selected"]
+
+
+def sub_models_by(
+    path: str | Path, rules: Sequence[str] = RULES, batch: int = 32, repeats: int = 9, epochs: int | None = None
+) -> dict[str, list[SubModel]]:
+    """Every client's sub-model by each rule; those that ask no client cut the encoder down to the run's budget.
+
+    With epochs, which may be none, also how well they do on the client's test images, and after training for so many.
+    """
+    run = OpenedRun.open(path)
+    algorithm, net, folder, device = run.experiment.algorithm, run.net, run.folder, run.experiment.device
+    if not isinstance(algorithm, SPATL) or algorithm.selector == "all":
+        raise BadInput(f"{path} is not a run of spatl that selects filters")
+    checkpoint, first = newest(folder), net.initial_weights()
+    layers, dtype = tuple(algorithm.layers(net)), next(iter(first.params.values())).dtype
+    x = torch.zeros(batch, *run.images.x.shape[1:], dtype=dtype, device=device)
+    weights = first | checkpoint.state.model.map(lambda leaf: leaf.to(device))
+    costs, uploads, dense = Costs.of(net, x[:1]), _uploads(folder, checkpoint.round), _dense(checkpoint)
+    limits = algorithm.constraint, algorithm.budget, algorithm.keep_floor
+    choice = Choice(costs, layers, ranked(layers, weights), *limits)
+    known = {"norms": lambda: choice.by_norm(weights), "alike": choice.uniform}
+    for_all = {rule: cut() for rule, cut in known.items() if rule in rules}
+    whole, found = sliced(net, weights, {}), {rule: [] for rule in rules}
+    for client, memory in counted(folder.client_memories(checkpoint.round).items(), "sub-models"):
+        selection, judged = memory.selection, _judge(run, client, epochs)
+        of_whole = judged({})
+        for rule in rules:
+            selects = rule == "selected"
+            kept = unpacked(selection.kept, layers) if selects else for_all[rule]
+            computed = costs.computed(kept)
+            with run.at_work():
+                latency = _ratio(sliced(net, weights, computed), whole, x, repeats) if repeats else math.nan
+            pairs = zip(of_whole, judged(computed), strict=True)
+            found[rule].append(
+                SubModel(
+                    client,
+                    costs.size("flops", kept),
+                    costs.parameters(kept) / costs.parameters({}),
+                    costs.size("params", kept),
+                    uploads.get(client, math.nan) / dense if selects else math.nan,  # a lost one is no upload
+                    latency,
+                    float(selection.accuracy) if selects else math.nan,
+                    float(selection.dense),
+                    *(value for pair in pairs for value in pair),
+                )
+            )
+    return found
+
+
+def _judge(run: OpenedRun, client: int, epochs: int | None) -> Callable[[Kept], tuple[float, float, float]]:
+    """How well a client's model does on its test images when these filters are left of it.
+
+    As it is, with norms anew over the client's images, and after training on these from there.
+    """
+    mine, test = run.federation.train[client], run.federation.test[client]
+    if epochs is None or not len(test):
+        return lambda kept: (math.nan, math.nan, math.nan)
+    net, weights, seed = run.net, run.model(client), key(run.experiment.seed, "sub-model", client)
+    mixed = mine[torch.randperm(len(mine), generator=generator(key(seed, "settled"))).to(mine.device)]
+
+    def cut(kept: Kept, anew: bool) -> nn.Module:
+        module = sliced(net, weights, kept)
+        with run.at_work():
+            batches = Shard(run.federation.data, mixed).chunks(run.experiment.local.batch_size)
+            return settled(module, (piece.x for piece in batches)) if anew else module
+
+    def right(module: nn.Module, epochs: int = 0) -> float:
+        alone = Network(_Alone(module), net.precision).to(run.experiment.device)
+        return judged_alone(run, alone, alone.initial_weights(), (mine, test), seed, epochs)
+
+    def judged(kept: Kept) -> tuple[float, float, float]:
+        tuned = right(cut(kept, True), epochs) if epochs else math.nan
+        return right(cut(kept, False)), right(cut(kept, True)), tuned
+
+    return judged
+
+
+def judged_alone(
+    run: OpenedRun,
+    net: Network,
+    weights: Tree,
+    images: tuple[torch.Tensor, torch.Tensor],
+    seed: int,
+    epochs: int,
+    part: Literal["head", "all"] = "all",
+) -> float:
+    """Accuracy on the second of these images, after so many epochs on the first by the clients' own rule."""
+    (train, test), experiment = images, run.experiment
+    engine = Sequential(net, Federation(run.federation.data, {0: train}, {0: test}, test))
+    stage = experiment.plan.errand(FineTune(base=FedAvg(), part=part), epochs=max(epochs, 1))
+    job = Job(stage, Tree(model=weights), Tree(), 0, 0, 0, seed)
+    with run.at_work(), tuned(net):
+        if epochs:
+            weights = engine.local_training(job, 0, *engine.open(job, 0))
+        scores = total(engine.measure(weights))
+    return int(scores.correct) / int(scores.examples)
+
+
+class _Alone(nn.Module):
+    """A module as a network that is all features."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.features, self.head = module, nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.features(x)
+
+
+def _uploads(folder: RunFolder, last: int) -> dict[int, int]:
+    """Bytes of the newest upload of each client until this round."""
+    rows = [row for row in folder.bytes().to_pylist() if row["kind"] == "upload" and row["round"] <= last]
+    return {row["client"]: row["payload"] + row["header"] for row in sorted(rows, key=lambda row: row["round"])}
+
+
+def _dense(checkpoint: Checkpoint) -> int:
+    """Bytes of an upload of all filters."""
+    state = checkpoint.state
+    upload = Tree(delta=state.model, weight=torch.zeros((), dtype=torch.float64))
+    upload = upload.replace(control=state.control) if "control" in state else upload
+    return upload.nbytes + len(header(upload))
+
+
+def device_name() -> str:
+    """What latencies are measured on."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "one thread of a CPU"
+
+
+def _ratio(smaller: nn.Module, whole: nn.Module, x: torch.Tensor, repeats: int) -> float:
+    """The fastest passes of both, taken in turn."""
+    taken: dict[int, list[float]] = {0: [], 1: []}
+    x = x.to(memory_format=torch.channels_last)
+    wait = torch.cuda.synchronize if x.is_cuda else lambda: None
+    with torch.inference_mode():
+        for repeat in range(repeats + 1):
+            for which, module in enumerate((smaller, whole)):
+                module = cast(Any, module).to(memory_format=torch.channels_last)
+                wait()
+                begin = time.perf_counter()
+                module(x)
+                wait()
+                taken[which] += [time.perf_counter() - begin] if repeat else []
+    return min(taken[0]) / min(taken[1])

@@ -1,0 +1,66 @@
+"""A paper's table as a picture: our runs, a dot a seed, beside the paper's numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+
+from ..plots.style import COLOURS, caption, pyplot, save
+from .grid import Reported, Table, mean
+
+WIDE = 3  # columns of the table beside each other
+_GREY = "#666666"
+
+
+def draw(table: Table, out: Path) -> Path | None:
+    """Beside the table; None where nothing has been run."""
+    shown = {cell.row for cell in table.shown}
+    rows = [row for row in table.grid.rows if row in shown]
+    ran = {column: _values(table, rows, column) for column in dict.fromkeys(cell.column for cell in table.shown)}
+    columns = [column for column, by_row in ran.items() if any(by_row.values())]
+    if not columns:
+        return None
+    high, wide = math.ceil(len(columns) / WIDE), min(WIDE, len(columns))
+    size = 3.6 * wide + 1.4, (0.36 * len(rows) + 0.8) * high
+    figure, axes = pyplot().subplots(high, wide, figsize=size, squeeze=False, sharey=True)
+    for axis, column in zip(axes.flat, columns, strict=False):
+        for at, row in enumerate(rows):
+            _mark(axis, at, ran[column][row], table.grid.paper.get((row, column)))
+        axis.set(title=column, ylim=(len(rows) - 0.6, -0.8))
+        axis.set_yticks(range(len(rows)), rows)
+        axis.margins(x=0.08)  # room for the means
+    for axis in axes.flat[len(columns) :]:
+        axis.set_visible(False)
+    figure.tight_layout()
+    told = _told(table, columns, any(len(values) > 1 for by_row in ran.values() for values in by_row.values()))
+    caption(figure, told)
+    return save(figure, out / f"{table.name}.png")  # with an ending: names of protocols have dots
+
+
+def _values(table: Table, rows: Iterable[str], column: str) -> dict[str, list[float]]:
+    return {row: [one.value for one in table.done.get((row, column), {}).values()] for row in rows}
+
+
+def _mark(axis, at: int, values: list[float], paper: Reported | None) -> None:
+    if paper is not None:
+        axis.errorbar(paper.mean, at, xerr=paper.std, fmt="D", color=_GREY, mfc="white", ms=5.5, lw=1, capsize=2)
+    axis.plot(values, [at] * len(values), "o", color=COLOURS[0], markersize=6, alpha=0.75)
+    middle = mean(values)
+    if middle is None:
+        return
+    if len(values) > 1:
+        axis.plot([middle] * 2, [at - 0.2, at + 0.2], color="black", linewidth=1.4)
+    axis.annotate(f"{middle:.1f}", (middle, at), (0, 7), textcoords="offset points", fontsize=8, ha="center")
+
+
+def _told(table: Table, columns: Iterable[str], many: bool) -> str:
+    parts = [f"{table.grid.name}: {table.grid.measured}.", "Dots: our runs, one a seed; above them their mean."]
+    if many:
+        parts[-1] = "Dots: our runs, one a seed; lines and numbers: their means."
+    if any(column in columns for _, column in table.grid.paper):
+        parts.append("Diamonds: the paper's numbers and their deviations.")
+    changed = sorted({change for cell in table.shown if cell.column in columns for change in cell.changes(table.words)})
+    if changed:
+        parts.append(f"Changed from the paper's protocol: {' '.join(changed)}.")
+    return " ".join(parts)

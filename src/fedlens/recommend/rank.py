@@ -1,0 +1,299 @@
+"""`fedlens recommend`: methods worth trying on a split like yours, from our own results alone, with the evidence.
+
+The evidence is `evidence.json`: {"format": 1, "results": [...]}, each result one comparison over one split:
+
+- source: the file that the numbers are from; data, clients, partition, model, rounds, seeds: what it was run on;
+- skew: label_entropy (bits) of so many classes, size_gini and distance (EMD of labels), as in `fedlens data show`;
+- global: method -> accuracy of the global model on the pooled test set, mean of the last looks, mean over seeds;
+- personal: method -> accuracy of clients' own models on their own test images, after local training, mean over both.
+
+`add(comparison folder, evidence file, source)` adds those of a finished `fedlens compare`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from .. import config
+from ..algorithms import ALGORITHMS
+from ..core.errors import BadInput
+from ..core.strict_json import write_json
+from ..data import skew
+from ..experiment import Experiment
+from ..simulate.describe import describe
+
+Kind = Literal["global", "personal"]
+NEAR = 0.25  # splits that differ by more than this are no evidence for each other
+MARGIN = 0.01  # methods within a point of the best are worth trying; one seed cannot tell them apart
+WORDS = {"uniform": ("algorithm=fedavg", "weighting=uniform")}  # rows that are no method's name
+USUAL: dict[Kind, tuple[str, ...]] = {  # where to begin without any evidence
+    "global": ("fedavg", "fedprox", "scaffold"),
+    "personal": ("fedavg", "fedavg+ft", "fedper"),
+}
+_TRIED = 3  # methods beside fedavg in a comparison that is proposed
+_NOT_COMMON = ("algorithm", "seed", "out")  # which a comparison does not take for all methods
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What a method did on the splits nearest to yours."""
+
+    method: str
+    verdict: Literal["try", "behind", "ruled out"]
+    why: str
+    accuracy: float
+    over_fedavg: float | None
+    source: str
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    skew: Mapping[str, float]
+    kind: Kind
+    advice: Sequence[Advice]
+    notes: Sequence[str]
+
+
+def known() -> list[dict[str, Any]]:
+    """The evidence that comes with the package."""
+    return read(resources.files("fedlens.recommend").joinpath("evidence.json").read_text("utf-8"), "evidence.json")
+
+
+def read(text: str, name: str) -> list[dict[str, Any]]:
+    try:
+        content = json.loads(text)
+    except ValueError:
+        raise BadInput(f"{name} is not JSON; it should be a file of evidence") from None
+    if not isinstance(content, dict) or content.get("format") != 1 or not isinstance(content.get("results"), list):
+        raise BadInput(f"{name} is no evidence of this version: it should have format 1 and results")
+    return content["results"]
+
+
+def described(experiment: Experiment) -> tuple[dict[str, float], tuple[int, int, int]]:
+    """(skew of its split, (classes, channels, pixels of a side)); the data are loaded, nothing is trained."""
+    images = experiment.data.load()
+    _, split = experiment.federation(images)
+    found = asdict(skew(split, images))
+    numbers = {name: float(found[name]) for name in ("label_entropy", "size_gini", "distance")}
+    channels, size = images.x.shape[1], images.x.shape[2]
+    return {**numbers, "classes": float(len(images.classes))}, (len(images.classes), channels, size)
+
+
+def apart(a: Mapping[str, float], b: Mapping[str, float]) -> float:
+    """How different two splits are: the largest difference of label entropy, size Gini and EMD, each from 0 to 1."""
+
+    def scaled(one: Mapping[str, float]) -> tuple[float, float, float]:
+        return one["label_entropy"] / math.log2(max(one["classes"], 2)), one["size_gini"], one["distance"] / 2
+
+    return max(abs(x - y) for x, y in zip(scaled(a), scaled(b), strict=True))
+
+
+def recommend(
+    experiment: Experiment,
+    evidence: Sequence[Mapping[str, Any]],
+    kind: Kind,
+    *,
+    megabytes: float = 0.0,
+    private: bool = False,
+) -> Recommendation:
+    """From the nearest result of this kind; methods that the constraints rule out are named with the reason."""
+    mine, shape = described(experiment)
+    # How far splits are apart speaks of labels and sizes alone: where images differ, too, is a question of its own.
+    looks = _told(experiment.partition).startswith(_DOMAINS)
+    usable = [result for result in evidence if result[kind] and result["partition"].startswith(_DOMAINS) == looks]
+    notes = [
+        f"Your split: label entropy {mine['label_entropy']:.2f} bits of {math.log2(max(mine['classes'], 2)):.2f}, "
+        f"size Gini {mine['size_gini']:.2f}, EMD {mine['distance']:.2f} (0 to 2)."
+    ]
+    near = sorted(  # of the same split, first what has most seeds, then most methods
+        (result for result in usable if apart(mine, result["skew"]) <= NEAR),
+        key=lambda r: (apart(mine, r["skew"]), -r["seeds"], -len(r[kind])),
+    )
+    if not near:
+        notes.append(f"We have no evidence for a {kind} model on a split like this: nothing is recommended.")
+        methods = USUAL[kind]
+        if usable:
+            nearest = min(usable, key=lambda result: apart(mine, result["skew"]))
+            notes += _elsewhere(nearest, kind, mine, experiment)
+            methods = sorted(nearest[kind], key=lambda name: -nearest[kind][name])
+        able = [name for name in methods if not _ruled_out(name, experiment, shape, megabytes, private)]
+        named = list(dict.fromkeys(["fedavg", *(name for name in able if name not in WORDS)]))[: 1 + _TRIED]
+        command = shlex.join(["fedlens", "compare", *named, *typed(experiment), "--seeds", "3"])
+        notes.append(f"`{command}` measures it; --runs with the folder of that comparison then takes it as evidence.")
+        return Recommendation(mine, kind, (), notes)
+    best = near[0]
+    top = max(best[kind].values())
+    advice = []
+    for method, accuracy in sorted(best[kind].items(), key=lambda pair: -pair[1]):
+        against = best[kind].get("fedavg")
+        over = None if against is None else accuracy - against
+        reason = _ruled_out(method, experiment, shape, megabytes, private)
+        close = accuracy >= top - MARGIN
+        why = reason or (
+            f"within {100 * MARGIN:g} point of the best there"
+            if close
+            else f"{100 * (top - accuracy):.1f} points behind"
+        )
+        verdict = "ruled out" if reason else "try" if close else "behind"
+        advice.append(Advice(method, verdict, why, accuracy, over, best["source"]))
+    notes.append(f"Evidence: {_setting(best, mine)}")
+    if best["seeds"] < 3:
+        notes.append("With fewer than three seeds this is a hint where to begin, no ranking.")
+    for other in near[1:]:
+        order = sorted(other[kind], key=lambda name: -other[kind][name])
+        notes.append(f"Also near: {_what(other)}: {', '.join(order)}.")
+    if best["data"] != config.plain(experiment.data)["is"]:
+        notes.append(f"It is of {best['data']}, not of your data: how hard the images are changes the order, too.")
+    untried = sorted(set(ALGORITHMS) - {name for result in near for name in result[kind]})
+    notes.append(f"No evidence on such a split: {', '.join(untried)}.")
+    return Recommendation(mine, kind, advice, notes)
+
+
+_DOMAINS = "domains"
+
+
+def _setting(result: Mapping[str, Any], mine: Mapping[str, float]) -> str:
+    return f"{_what(result)}; {apart(mine, result['skew']):.2f} from your split, where {NEAR:g} is too far."
+
+
+def _what(result: Mapping[str, Any]) -> str:
+    return (
+        f"{result['source']}: {result['data']}, {result['clients']} clients, {result['partition']}, {result['model']}, "
+        f"{result['rounds']} rounds, {result['seeds']} seed{'s' * (result['seeds'] > 1)}"
+    )
+
+
+def _elsewhere(
+    result: Mapping[str, Any], kind: Kind, mine: Mapping[str, float], experiment: Experiment
+) -> Iterator[str]:
+    """A result that is no evidence for this experiment: what it is of, what it says there, and how that differs."""
+    order = sorted(result[kind].items(), key=lambda pair: -pair[1])
+    yield f"The nearest there is, and no evidence for yours: {_setting(result, mine)}"
+    yield f"There, in %: {', '.join(f'{method} {100 * accuracy:.1f}' for method, accuracy in order)}."
+    plain = config.plain(experiment)
+    yours = {"data": plain["data"]["is"], "partition": _told(experiment.partition), "model": plain["model"]["is"]}
+    yours |= {"clients": experiment.clients, "rounds": experiment.rounds}
+    numbers = {"label_entropy": "label entropy", "size_gini": "size Gini", "distance": "EMD"}
+    pairs = {words: (f"{result['skew'][name]:.2f}", f"{mine[name]:.2f}") for name, words in numbers.items()}
+    pairs |= {name: (result[name], value) for name, value in yours.items()}
+    apart_in = [f"{name} ({there}; yours {here})" for name, (there, here) in pairs.items() if there != here]
+    yield f"It differs in {', '.join(apart_in)}."
+
+
+def typed(experiment: Experiment) -> list[str]:
+    """The words that give this experiment again, but its method, seed and place: as `fedlens compare` takes them."""
+    words = [word for word in _fields(experiment, "") if re.split("[.=]", word)[0] not in _NOT_COMMON]
+    # Without data= a comparison is a quick look with settings of its own.
+    return words if experiment.data != Experiment.data else [f"data={config.plain(experiment.data)['is']}", *words]
+
+
+def _fields(part: Any, prefix: str) -> Iterator[str]:
+    """A word for every field that is not as it is by default."""
+    for each in fields(part):
+        value, key = getattr(part, each.name), f"{prefix}{each.name}"
+        if value == each.default or not each.init:
+            continue
+        if is_dataclass(value):
+            if "is" in (plain := config.plain(value)):
+                yield f"{key}={plain['is']}"
+            yield from _fields(value, f"{key}.")
+        else:
+            yield f"{key}={value if isinstance(value, str) else _in_a_line(config.plain(value))}"
+
+
+def _in_a_line(value: Any) -> str:
+    """As YAML, without its mark of an end."""
+    return " ".join(yaml.safe_dump(value, default_flow_style=True).removesuffix("...\n").split())
+
+
+def _ruled_out(
+    method: str, experiment: Experiment, shape: tuple[int, int, int], megabytes: float, private: bool
+) -> str:
+    """Why the constraints do not allow a method, found out from its own messages; empty when they do."""
+    if not megabytes and not private:
+        return ""
+    algorithm = config.read(None, WORDS.get(method, (f"algorithm={method.partition(',')[0]}",))).algorithm
+    asked = config.resolve(Experiment, {**config.plain(experiment), "algorithm": config.plain(algorithm)})
+    try:
+        leaves = describe(asked, *shape)
+    except BadInput as error:
+        return f"it cannot run here: {error}"
+    sent = {
+        stage: sum(leaf.bytes for leaf in leaves if leaf.stage == stage and leaf.where == "up")
+        for stage in {leaf.stage for leaf in leaves}
+    }
+    if megabytes and (most := max(sent.values()) / 1e6) > megabytes:
+        return f"a client sends {most:.2f} MB in a round, more than {megabytes:g}"
+    if private and any(leaf.where == "shared" for leaf in leaves):
+        return "it gives everyone more than a model, made of clients' images or, by fedaux, of public ones"
+    answers = {leaf.name.partition("/")[0] for leaf in leaves if leaf.where == "up"} - _UPDATES
+    if private and answers:
+        return f"clients send more than updates: {', '.join(sorted(answers))}"
+    return ""
+
+
+_UPDATES = {"delta", "weight", "control", "kept", "(header)"}  # what describes a step of training, and nothing else
+
+
+# ---- adding evidence -------------------------------------------------------------------------------------------------
+def results_of(folder: Path, source: str) -> list[dict[str, Any]]:
+    """Those of a finished comparison: one for each setting."""
+    try:
+        content = json.loads((folder / "compare.json").read_text())
+    except FileNotFoundError:
+        raise BadInput(f"{folder} holds no comparison: there is no compare.json in it") from None
+    except ValueError:
+        raise BadInput(f"{folder / 'compare.json'} is damaged: it is not JSON") from None
+    if not content["complete"]:
+        raise BadInput(f"{folder} is not finished; the command that began it goes on with it")
+    found = []
+    for setting, rows in content["settings"].items():
+        run = next(run for run in content["runs"] if run["setting"] == setting)
+        experiment = config.read(Path(run["run"]) / "config.yaml")
+        plain, (numbers, _) = config.plain(experiment), described(experiment)
+        looks = {
+            row["method"]: row["fine-tuned"] if row["fine-tuned"] is not None else row["personal_after"] for row in rows
+        }
+        found.append(
+            {
+                "source": source,
+                "data": plain["data"]["is"],
+                "clients": experiment.clients,
+                "partition": _told(experiment.partition),
+                "model": plain["model"]["is"],
+                "rounds": experiment.rounds,
+                "seeds": min(len(row["seeds"]) for row in rows),
+                "skew": {name: round(value, 4) for name, value in numbers.items()},
+                "global": {r["method"]: round(r["global_last"], 4) for r in rows if r["global_last"] is not None},
+                "personal": {method: round(value, 4) for method, value in looks.items() if value is not None},
+            }
+        )
+    return found
+
+
+def _told(partition: Any) -> str:
+    """`dirichlet, alpha 0.1`: its main setting, and others where somebody chose them; within another in brackets."""
+    plain, usual = config.plain(partition), config.plain(type(partition)())
+    always = {"is", next((f.name for f in fields(partition) if not f.kw_only), "is")}
+    chosen = {key: value for key, value in plain.items() if key in always or value != usual[key]}
+    inner = {key: f"({_told(getattr(partition, key))})" for key, value in chosen.items() if isinstance(value, dict)}
+    return ", ".join(str(value) if key == "is" else f"{key} {value}" for key, value in (chosen | inner).items())
+
+
+def add(folder: Path, file: Path, source: str) -> int:
+    """Lay a comparison's results beside those of a file of evidence; what this source said before is replaced."""
+    before = read(file.read_text(), str(file)) if file.exists() else []
+    new = results_of(folder, source)
+    kept = [result for result in before if result["source"] != source]
+    write_json(file, {"format": 1, "results": [*kept, *new]})
+    return len(new)

@@ -1,0 +1,88 @@
+"""Runs that begin alike: the rounds that another run has made already are taken over, to the same bits.
+
+A sweep over what FedXDS shares repeats its warm-up in every run; a run of more rounds repeats a shorter one. Each run
+keeps a checkpoint after each stage that trains, so that others can begin there.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from .. import config
+from ..core.errors import BadInput
+from ..core.memories import name, versions
+from ..experiment import Experiment
+from .folder import RunFolder, code_hash, config_hash, device_name
+
+_DEPTH = 4  # reproduced/PAPER/TABLE/CELL/SEED, or COMPARISON/METHOD/SEED
+
+
+def begin_alike(experiment: Experiment, among: Path) -> RunFolder | None:
+    """A folder with the longest beginning that any run below `among` has kept of this one; None: none has any."""
+    if experiment.transcript:  # it would lack the messages of those rounds
+        return None
+    experiment = config.check(experiment).placed()
+    found = [(most, donor) for donor in _runs(among) if (most := _shared(donor, experiment))]
+    for round, donor in sorted(found, key=lambda pair: -pair[0]):
+        folder = RunFolder(experiment.out)
+        try:
+            _copy(donor, folder, round)
+        except (OSError, BadInput):  # it is being changed, or damaged: another may do
+            shutil.rmtree(folder.path, ignore_errors=True)
+            continue
+        RunFolder.create(experiment, config.to_yaml(experiment))
+        folder.log(f"rounds 1 to {round} are those of {donor.path}")
+        return folder
+    return None
+
+
+def _runs(among: Path) -> Iterator[RunFolder]:
+    for depth in range(1, _DEPTH + 1):
+        for path in sorted(among.glob("*/" * depth + "config.yaml")):
+            yield RunFolder(path.parent)
+
+
+def _shared(donor: RunFolder, experiment: Experiment) -> int:
+    """How many rounds are the same in both and can be taken up; 0 if none."""
+    try:
+        card, other = donor.passport(), config.read(donor.config)
+    except BadInput:
+        return 0
+    if card["code"]["sha256"] != code_hash() or card["device_name"] != device_name(experiment.device):
+        return 0  # other bits
+    like = replace(other, algorithm=experiment.algorithm, rounds=experiment.rounds)
+    if config_hash(config.plain(like)) != config_hash(config.plain(experiment)) or like.compile != experiment.compile:
+        return 0
+    mine, theirs = steps(experiment), steps(other)
+    alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(mine, theirs, strict=False)))
+    # Towards its end a run is looked at more often.
+    alike = min(alike, min(len(mine), len(theirs)) - max(1, experiment.evaluate.closing))
+    return max((round for round in donor.rounds() if round <= alike), default=0)
+
+
+def steps(experiment: Experiment) -> list[Any]:
+    """What each round does, however many more there will be."""
+    return [
+        (replace(stage, rounds=0, optimizer=stage.optimizer.at(at, stage.rounds)), at, since)
+        for stage, at, since in experiment.timetable()
+    ]
+
+
+def _copy(donor: RunFolder, folder: RunFolder, round: int) -> None:
+    for place in (folder.checkpoints, folder.memories):
+        place.mkdir(parents=True, exist_ok=True)
+    manifest = donor.checkpoints / f"{round:06d}.json"
+    for path in (manifest, manifest.with_suffix(".safetensors"), *donor.common_payload(round)):
+        shutil.copy(path, folder.checkpoints)
+    for client, written in versions(donor.memories) if donor.memories.exists() else ():
+        if written < round:
+            shutil.copy(donor.memories / name(client, written), folder.memories)
+    for source, target in zip((donor.metrics(), donor.bytes()), folder.tables(), strict=True):
+        target.take(source, round)
+    if (donor.path / "privacy.json").exists():
+        shutil.copy(donor.path / "privacy.json", folder.path)

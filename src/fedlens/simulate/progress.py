@@ -1,0 +1,186 @@
+"""What a person sees while a run goes on: one live panel in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import TextIO, TypeVar
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress import BarColumn, Progress, TextColumn, track
+from rich.table import Table
+from rich.text import Text
+
+from ..experiment import Experiment
+from . import run as simulate
+
+T = TypeVar("T")
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+PATIENCE = 30  # seconds without a line
+
+
+class Lines:
+    """One line a round, and one for every half minute within it."""
+
+    folder: Path | None  # of the run, once it has begun
+
+    def __init__(self, stream: TextIO):
+        self.stream, self.folder, self.at, self.said = stream, None, 0, time.monotonic()
+
+    def begin(self, experiment: Experiment, folder: Path, notes: list[str], round: int, rounds: int) -> None:
+        self.folder, self.at = folder, round
+        self._say(headline(experiment, folder, round))
+        for note in notes:
+            self.note(note)
+
+    def clients(self, answered: int, asked: int) -> None:
+        if time.monotonic() - self.said > PATIENCE:
+            self._say(f"round {self.at + 1}: {answered} of {asked} clients")
+
+    def round(self, progress: simulate.Progress) -> None:
+        self.at = progress.round
+        self._say(simulate.line(progress))
+
+    def note(self, text: str) -> None:
+        self._say(f"note: {text}")
+
+    def __enter__(self) -> Lines:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def _say(self, text: str) -> None:
+        self.said = time.monotonic()
+        print(text, file=self.stream, flush=True)
+
+
+class LivePanel:
+    """Round, accuracy, loss, bytes, seconds, time left, and the curve so far."""
+
+    folder: Path | None  # of the run, once it has begun
+
+    def __init__(self, console: Console):
+        self.console, self.folder = console, None
+        self.bar = Progress(
+            TextColumn("{task.description}"), BarColumn(bar_width=None), TextColumn("{task.percentage:>3.0f} %")
+        )
+        self.task = self.bar.add_task("round", total=1)
+        self.live = Live(Text("loading"), console=console, refresh_per_second=8)
+        self.title, self.curve, self.start = Text("fedlens"), [], (0, 0.0)
+
+    def begin(self, experiment: Experiment, folder: Path, notes: list[str], round: int, rounds: int) -> None:
+        self.folder, self.title = folder, Text(headline(experiment, folder, round))
+        self.bar.update(self.task, total=rounds, completed=round, description=f"round {round}/{rounds}")
+        self.start = (round, -1.0)
+        for note in notes:
+            self.note(note)
+        self.live.update(self._shown(None))
+
+    def clients(self, answered: int, asked: int) -> None:
+        task = self.bar.tasks[self.task]
+        done = int(task.completed)
+        said = f"round {done + 1}/{task.total:.0f}, {answered} of {asked} clients"
+        self.bar.update(self.task, completed=done + answered / (asked + 1), description=said)
+
+    def round(self, progress: simulate.Progress) -> None:
+        if self.start[1] < 0:
+            self.start = (progress.round, progress.seconds)
+        self.bar.update(self.task, completed=progress.round, description=f"round {progress.round}/{progress.rounds}")
+        if progress.accuracy is not None:
+            self.curve.append(progress.accuracy)
+        self.live.update(self._shown(progress))
+
+    def note(self, text: str) -> None:
+        self.live.console.print(Text.assemble(("note ", "yellow"), text))
+
+    def __enter__(self) -> LivePanel:
+        self.live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.live.transient = self.folder is None  # nothing to look back at
+        self.live.stop()
+
+    def _shown(self, progress: simulate.Progress | None) -> Panel:
+        if progress is None:
+            return Panel(
+                Group(self.bar, Text("first round under way", style="dim")), title=self.title, title_align="left"
+            )
+        numbers = Table.grid(padding=(0, 3))
+        cells = {
+            "accuracy": "" if progress.accuracy is None else f"{progress.accuracy:.4f}",
+            "loss": "" if progress.loss is None else f"{progress.loss:.4f}",
+            "up": size(progress.bytes_up),
+            "down": size(progress.bytes_down),
+            "seconds": f"{progress.seconds:.1f}",
+            "left": self._left(progress),
+        }
+        for _ in cells:
+            numbers.add_column(justify="right")
+        numbers.add_row(*(f"[dim]{name}[/]" for name in cells))
+        numbers.add_row(*(f"[bold]{value}[/]" for value in cells.values()))
+        curve = Text(sparkline(self.curve, self.console.width - 8), style="cyan")
+        return Panel(Group(self.bar, numbers, curve), title=self.title, title_align="left")
+
+    def _left(self, progress: simulate.Progress) -> str:
+        """From the rounds since the first one seen: that one also paid for starting up."""
+        done = progress.round - self.start[0]
+        if not done:
+            return ""
+        seconds = (progress.seconds - self.start[1]) / done * (progress.rounds - progress.round)
+        return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def counted(items: Collection[T], what: str) -> Iterator[T]:
+    """The same items; how many are done on standard error: a bar in a terminal, else a line after half a minute."""
+    if sys.stderr.isatty():
+        yield from track(items, what, console=Console(stderr=True), transient=True)
+        return
+    said = time.monotonic()
+    for done, item in enumerate(items):
+        if time.monotonic() - said > PATIENCE:
+            said = time.monotonic()
+            print(f"{what}: {done} of {len(items)}", file=sys.stderr, flush=True)
+        yield item
+
+
+def headline(experiment: Experiment, folder: Path, round: int) -> str:
+    from ..config import plain
+
+    names = {part: plain(getattr(experiment, part))["is"] for part in ("algorithm", "data", "model", "partition")}
+    engine = experiment.engine + (f" x{experiment.workers}" if experiment.engine == "workers" else "")
+    where = f"{experiment.device} {experiment.precision}, {engine}"
+    again = f", from round {round}" if round else ""
+    return (
+        f"{names['algorithm']} on {names['data']} ({names['partition']}, {experiment.clients} clients), "
+        f"{names['model']}, {where} -> {folder}{again}"
+    )
+
+
+def sparkline(values: list[float], width: int) -> str:
+    """The newest values as small bars from 0 to 1."""
+    return "".join(_BARS[min(int(v * len(_BARS)), len(_BARS) - 1)] for v in values[-max(width, 1) :])
+
+
+def size(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def watcher(json: bool) -> LivePanel | Lines:
+    """The panel in a terminal; lines in a file; lines beside the one line of JSON."""
+    if json:
+        return Lines(sys.stderr)
+    console = Console()
+    # Not console.is_terminal: FORCE_COLOR would send a panel into a file.
+    return LivePanel(console) if sys.stdout.isatty() and not console.is_dumb_terminal else Lines(sys.stdout)
