@@ -20,7 +20,7 @@ from fedlens.core.check import Check
 from fedlens.core.cohort import Everyone
 from fedlens.core.network import Network
 from fedlens.core.rng import seeded
-from fedlens.core.run import Job, enter, timetable
+from fedlens.core.run import Job, initial_state, timetable
 from fedlens.core.tree import Tree
 from fedlens.engines.rehearsal import Rehearsal
 from fedlens.engines.sequential import Sequential
@@ -35,7 +35,7 @@ RUNS = {
     "no faults": [],
     "faults": FAULTS,
     "faults, once more": FAULTS,
-    "faults, over-sampled by half": [*FAULTS, "policy.oversample=0.5", "policy.failures=3"],
+    "faults, over-sampled by half": [*FAULTS, "policy.oversample=0.5", "policy.max_failures=3"],
 }
 
 
@@ -74,7 +74,7 @@ def cost() -> str:
     engine = Sequential(net, Federation(data, one, one, torch.tensor([0])))
     ((stage, _, _),) = timetable(FedAvg(), Stage(None, 1, Everyone(), epochs=0))
     server = Server(net, Tree(), 1)
-    server = Server(net, enter(stage, server), 1)
+    server = Server(net, initial_state(stage, server), 1)
     job = Job(stage, stage.algorithm.broadcast(server), Tree(), 0, 0, 0, 0)
     upload = engine.run(job, [0])[0].upload
     upload = upload.replace(weight=torch.ones_like(upload.weight))

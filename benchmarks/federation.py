@@ -253,7 +253,7 @@ def lose_a_node(folder: Path, there: Path) -> None:
     rows = RunFolder(out).metrics().to_pylist()
     missed = {row["round"] - 1 for row in rows if row["metric"] == "missing" and row["client"] == victim}
     longest = max(row["value"] for row in rows if row["metric"] == "seconds")
-    experiment = config.read(None, words.split()).placed()
+    experiment = config.read(None, words.split()).resolved()
     images = experiment.data.load()
 
     class Without(Sequential):

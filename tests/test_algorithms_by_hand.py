@@ -19,7 +19,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from fedlens.algorithms import FedAvg, FedAvgM, FedDyn, FedNova, FedProx, FedSAM, FineTuned, Local, Scaffold
 from fedlens.core.algorithm import Server, Stage
-from fedlens.core.batches import Dataset, Federation, as_it_is, plan
+from fedlens.core.batches import Dataset, Federation, identity, plan
 from fedlens.core.cohort import Cohort, Everyone
 from fedlens.core.errors import BadInput
 from fedlens.core.network import Buffers, Network
@@ -97,7 +97,7 @@ class World:
     def run(self, recipe: Any, *, buffers: Buffers = "average", engine: type[Sequential] = Sequential) -> Outcome:
         """What the package makes of it. The engine checks that nothing read-only is written."""
         net, replies, jobs = network(self.norm, buffers), [], []
-        clients = engine(net, federation(self.sizes, as_it_is), checked=True)
+        clients = engine(net, federation(self.sizes, identity), checked=True)
 
         def observe(server, job, answers):
             replies.append(answers)
@@ -124,7 +124,7 @@ class World:
 
     def batches(self, round: int, client: int, epochs: int | None = None) -> list[tuple[Tensor, Tensor, Tensor]]:
         """x, y and the weights of examples; an explicit number of epochs (fine-tuning) overrules `steps`."""
-        data, mine = federation(self.sizes, as_it_is).data, federation(self.sizes, as_it_is).train[client]
+        data, mine = federation(self.sizes, identity).data, federation(self.sizes, identity).train[client]
         length: dict[str, Any] = {"epochs": epochs} if epochs else {"epochs": self.epochs, "steps": self.steps}
         drawn = plan(len(mine), self.batch, key(SEED, "batches", round, client), **length)
         return [(data.x[mine[row]], data.y[mine[row]], weight) for row, weight in zip(*drawn[:2], strict=True)]
@@ -239,7 +239,7 @@ def shorten_gradients(model: nn.Module, clip: float | None) -> None:
             p.grad *= clip / norm
 
 
-def reach(world: World, steps: int) -> float:
+def effective_steps(world: World, steps: int) -> float:
     """What momentum SGD travels on a gradient of one at a rate of one, step by step."""
     velocity = travelled = 0.0
     for _ in range(steps):
@@ -457,7 +457,7 @@ def fine_tuned(world: World, base: dict[str, Tensor], epochs: int, part: str) ->
 @pytest.mark.parametrize("steps", [None, 5, 9], ids=["epochs", "5 steps", "9 steps"])
 @pytest.mark.parametrize(("momentum", "weight_decay"), [(0.0, 0.0), (0.9, 1e-3)])
 def test_one_client_is_plain_pytorch(momentum, weight_decay, steps):
-    data, rounds = federation((13,), as_it_is), 3
+    data, rounds = federation((13,), identity), 3
     optimizer = Sgd(0.1, momentum=momentum, weight_decay=weight_decay, schedule=Exponential(0.9))
     stage = Stage(None, rounds, Everyone(), optimizer, epochs=2, steps=steps, size=4)
     server = run(FedAvg(), network(), Sequential(network(), data), stage, seed=SEED)
@@ -604,7 +604,7 @@ def test_fedsam_rests_where_the_gradient_is_zero():
     world = World(EVERYONE[:1])
     stage = replace(world.stage(), objective=flat_land, optimizer=Sgd(RATE, momentum=0.9))
     net = network()
-    server = run(FedSAM(rho=0.2), net, Sequential(net, federation(SIZES, as_it_is)), stage, seed=SEED)
+    server = run(FedSAM(rho=0.2), net, Sequential(net, federation(SIZES, identity)), stage, seed=SEED)
     found = flat("model", server.state.model, world.model())
     assert torch.equal(found["model"], world.start()[0])
     assert found["model statistics"].isfinite().all()

@@ -230,16 +230,16 @@ def test_taps_take_a_score_that_mixes_two_networks():
     x = images(3)
     with torch.enable_grad():
         with ChannelTaps(net, ours) as mine:
-            a = net.look(ours, x).features
+            a = net.forward(ours, x).features
         with ChannelTaps(net, theirs) as other:
-            b = net.look(theirs, x).features
+            b = net.forward(theirs, x).features
         score = (a * b).sum()
     found, seen = mine.gradients(score), other.gradients(score)
     assert set(found) == set(seen) == set(layer_names(net, ours, x))
     torch.testing.assert_close(found["first.conv2"], found["first.downsample.0"])  # added before their ReLU
     # With the other side held constant, the same numbers come from a pass of its own.
     with torch.enable_grad(), ChannelTaps(net, ours) as alone:
-        score = (net.look(ours, x).features * b.detach()).sum()
+        score = (net.forward(ours, x).features * b.detach()).sum()
     for layer, value in alone.gradients(score).items():
         torch.testing.assert_close(found[layer], value)
 

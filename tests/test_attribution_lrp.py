@@ -226,7 +226,7 @@ def test_relevance_is_conserved_in_a_sequence(composite):
     logit = net(weights, x)[torch.arange(6), y]
     maps = attribute("lrp", net, weights, x, y, composite=composite, epsilon=1e-9)
     if composite == "z_plus":  # a logit made of negative parts alone has no positive share
-        good = (net.look(weights, x).features * weights.params["head.weight"][y] > 0).any(1)
+        good = (net.forward(weights, x).features * weights.params["head.weight"][y] > 0).any(1)
         assert good.sum() >= 3
         maps, logit = maps[good], logit[good]
     assert float(completeness_error(maps, logit).max()) < 1e-5

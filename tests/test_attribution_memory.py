@@ -46,7 +46,7 @@ def test_megapixel_images_run_one_at_a_time(monkeypatch):
     """Two photographs of a megapixel under a budget for less than one: each alone, as if it were the only one."""
     net, weights = residual()
     x = images(2, 1000).float()
-    net, weights = net.at("fp32"), weights.map(Tensor.float)
+    net, weights = net.with_precision("fp32"), weights.map(Tensor.float)
     monkeypatch.setattr(question, "CPU_BUDGET", 1 << 20)
     passes = []
     seen = question.Question.logits

@@ -35,13 +35,13 @@ from fedlens.algorithms import (
     Moon,
     Scaffold,
 )
-from fedlens.algorithms.fedaux import ByLikeness, Score, contrast, logistic, pretrained, view
+from fedlens.algorithms.fedaux import Score, WeightedDistillation, contrast, logistic, pretrained, view
 from fedlens.algorithms.feddisco import discrepancy, weighed
 from fedlens.algorithms.fedfed import Distil, Exchange
 from fedlens.algorithms.fedftg import labels_like
 from fedlens.algorithms.fedgen import class_shares
 from fedlens.core.algorithm import Server
-from fedlens.core.batches import as_it_is, plan
+from fedlens.core.batches import identity, plan
 from fedlens.core.errors import BadInput
 from fedlens.core.network import Network
 from fedlens.core.optimizer import Adam
@@ -63,7 +63,7 @@ from recipes import public_data
 from small import PLAN, SIZES, Net, federation, network, same
 
 CLASSES, WIDTH = 3, 64
-DATA = federation(prepare=as_it_is)
+DATA = federation(prepare=identity)
 PUBLIC = public_data()
 ROUNDS = PLAN.rounds
 
@@ -381,7 +381,7 @@ def test_fedgens_generator_learns_what_heads_take_for_a_class():
     y, noise = torch.arange(60) % 3, torch.randn(60, 5, generator=generator(0)).double()
 
     def wrong(generator):
-        head = net.call(server.state.model, lambda m, z: m.head(z), by.made(net, generator, noise, y))
+        head = net.apply(server.state.model, lambda m, z: m.head(z), by.made(net, generator, noise, y))
         return float(F.cross_entropy(head, y))
 
     assert wrong(by.taught(server, uploads)) < 0.3 * wrong(server.state.generator)
@@ -725,10 +725,10 @@ def test_equal_scores_are_feddf():
     scored = state.replace(scores=torch.full((2, 20), 0.3), tickets=torch.tensor([3, 8]), distil=torch.arange(20))
     server = Server(net, scored, 2, key=4, auxiliary=public_data())
     options = {"steps": 6, "batch": 8, "lr": 0.01}
-    one, other = (rule(**options).aggregate(server, uploads).model for rule in (ByLikeness, FedDF))
+    one, other = (rule(**options).aggregate(server, uploads).model for rule in (WeightedDistillation, FedDF))
     assert max(float((a - b).abs().max()) for a, b in zip(one.leaves(), other.leaves(one), strict=True)) < 1e-9
     swayed = replace(server, state=scored.replace(scores=torch.tensor([[0.9], [0.1]]).expand(2, 20)))
-    assert not same(ByLikeness(**options).aggregate(swayed, uploads).model, one)
+    assert not same(WeightedDistillation(**options).aggregate(swayed, uploads).model, one)
 
 
 def test_contrast_pair_by_pair_and_views():
@@ -758,7 +758,7 @@ def test_pretraining_tells_images_apart_and_leaves_the_head():
 
     def alike(weights):
         pair = torch.cat([view(data.x, torch.tensor(s)) for s in (101, 102)])
-        return float(contrast(net.look(weights, pair).features))
+        return float(contrast(net.forward(weights, pair).features))
 
     assert alike(model) < alike(start) - 0.05
 

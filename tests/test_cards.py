@@ -65,7 +65,7 @@ def test_every_setting_is_on_its_card_as_a_user_types_it(name, made):
 def test_messages_are_those_that_the_docstring_promises(name, made):
     """Docstrings are written by hand, messages found by running hooks: two ways to the same names."""
     text = made[ROOT / f"docs/methods/{name}.md"]
-    kinds = {"fedsls": ["Weigh", "Weighed"]}.get(name, [ALGORITHMS[name].__name__])
+    kinds = {"fedsls": ["MeasureSaliency", "SaliencyWeighted"]}.get(name, [ALGORITHMS[name].__name__])
     module = sys.modules[ALGORITHMS[name].__module__]
     for kind in kinds:
         says = re.search(r"down: (.*?); up: (.*?)(?:; memory: (.*?))?(?:\n|$)", getattr(module, kind).__doc__)

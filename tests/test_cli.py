@@ -987,7 +987,7 @@ def test_classes_that_workers_cannot_import(tmp_path):
         pass
 
     experiment = Experiment(algorithm=Local(), cohort=2, out=str(tmp_path / "run"))
-    assert config.check(experiment).placed().engine == "sequential"
+    assert config.check(experiment).resolved().engine == "sequential"
     with pytest.raises(BadInput, match="engine=workers needs classes that other processes can import"):
         simulate.run(Experiment(algorithm=Local(), cohort=2, engine="workers"))
 

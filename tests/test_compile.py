@@ -34,8 +34,8 @@ def test_taps_are_not_compiled_away():
     net, data = network(True), federation()
     weights = net.initial_weights()
     x = data.data.x[:4]
-    net.look(weights, x, train=True)
+    net.forward(weights, x, train=True)
     with torch.enable_grad(), ChannelTaps(net, weights, tap="conv") as taps:
-        logits = net.look(weights, x, train=True).logits
+        logits = net.forward(weights, x, train=True).logits
         found = taps.gradients(logits.sum())
     assert list(found) == ["conv"] and float(found.conv.abs().sum()) > 0

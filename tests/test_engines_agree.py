@@ -12,7 +12,7 @@ from fedlens.core.cohort import Everyone
 from fedlens.core.errors import ClientFailed
 from fedlens.core.evaluate import Evaluate
 from fedlens.core.memories import Memories, prune
-from fedlens.core.run import Job, enter, run, timetable
+from fedlens.core.run import Job, initial_state, run, timetable
 from fedlens.core.tree import Tree
 from fedlens.engines.lanes import Lane, Lanes
 from fedlens.engines.sequential import Sequential
@@ -183,7 +183,7 @@ def fake_step(algorithm, stage, batch_size=4):
     """Run a step on tensors without values: a step that looks at one on the host fails."""
     net, engine = network(), Sequential(network(), federation())
     server = Server(net, Tree(), engine.population)
-    server = replace(server, state=enter(replace(stage, algorithm=algorithm), server))
+    server = replace(server, state=initial_state(replace(stage, algorithm=algorithm), server))
     job = Job(replace(stage, algorithm=algorithm), algorithm.broadcast(server), Tree(), 0, 0, 0, 0)
     client, _ = engine.open(job, 0)
     local = algorithm.begin(client).clone()
@@ -211,7 +211,7 @@ class Peeks(Algorithm):
 @dataclass(frozen=True)
 class Careless(Algorithm):
     def loss(self, client, weights, batch, out):
-        client.net.look(client.received.model, batch.x, train=True)  # advances statistics that are not its own
+        client.net.forward(client.received.model, batch.x, train=True)  # advances statistics that are not its own
         return super().loss(client, weights, batch, out)
 
 

@@ -32,7 +32,7 @@ from fedlens.simulate import run as simulate
 from small import PLAN, SIZES, build, federation, network, same
 
 ALL = Faults(dropout=0.2, straggler=0.2, duplicate=0.2, stale=0.1, corrupt=0.2, oversized=0.1)
-POLICY = RoundPolicy(deadline=30, oversample=0.5, failures=2, rest=2, retries=1)
+POLICY = RoundPolicy(deadline=30, oversample=0.5, max_failures=2, cooldown=2, retries=1)
 LONG = replace(PLAN, rounds=8)
 
 
@@ -166,7 +166,13 @@ def words(folder, name, *more):
 
 
 FAULTS = ["faults.dropout=0.3", "faults.straggler=0.2", "faults.corrupt=0.2", "faults.duplicate=0.1"]
-RULES = ["policy.deadline=30", "policy.oversample=0.4", "policy.failures=2", "policy.rest=2", "policy.least=2"]
+RULES = [
+    "policy.deadline=30",
+    "policy.oversample=0.4",
+    "policy.max_failures=2",
+    "policy.cooldown=2",
+    "policy.min_replies=2",
+]
 
 
 def test_a_run_counts_what_went_wrong_and_goes_on_after_a_kill(tmp_path):

@@ -24,7 +24,7 @@ from fedlens.algorithms.fedsl import autoencoder
 from fedlens.attribution import layer_saliency
 from fedlens.core import evaluate
 from fedlens.core.algorithm import Recipe, Stage
-from fedlens.core.batches import Dataset, Federation, Shard, as_it_is, plan
+from fedlens.core.batches import Dataset, Federation, Shard, identity, plan
 from fedlens.core.cohort import Cohort, Everyone
 from fedlens.core.errors import BadInput
 from fedlens.core.network import Network
@@ -211,7 +211,7 @@ def named(recipe: FedSLS) -> str:
 
 @pytest.mark.parametrize("recipe", SWITCHES, ids=named)
 def test_saliency_is_that_of_hooks(recipe):
-    data, model = federation(SIZES, as_it_is).data, initial()
+    data, model = federation(SIZES, identity).data, initial()
     x, y = data.x[:12], data.y[:12]
     expected = [by_hooks(recipe, model, image, label) for image, label in zip(x, y, strict=True)]
     assert saliency(recipe, model, x, y).tolist() == pytest.approx(expected, rel=1e-12)
@@ -224,7 +224,7 @@ def test_positive_networks_have_plain_gradients():
     model = Net(norm=False).double()
     for parameter in model.parameters():
         parameter.data.abs_()
-    x, y = federation(SIZES, as_it_is).data.x[:8].abs(), torch.tensor([0, 1, 2, 0, 1, 2, 0, 1])
+    x, y = federation(SIZES, identity).data.x[:8].abs(), torch.tensor([0, 1, 2, 0, 1, 2, 0, 1])
     guided, plain = (saliency(FedSLS(saliency=s), model, x, y) for s in ("guided_grad_x_act", "plain_grad_x_act"))
     assert torch.equal(guided, plain) and (guided > 0).all()
     with torch.no_grad():
@@ -235,7 +235,7 @@ def test_positive_networks_have_plain_gradients():
 
 @pytest.mark.parametrize(("norm", "power"), [("l2", 1), ("l1", 1), ("sqrt_l2", 0.5), ("l2sq", 2)])
 def test_scaling_the_score_scales_every_client_alike(norm, power):
-    data, model = federation(SIZES, as_it_is), initial()
+    data, model = federation(SIZES, identity), initial()
     larger = copy.deepcopy(model)
     larger.head.weight.data *= 7.0
     larger.head.bias.data *= 7.0
@@ -312,7 +312,7 @@ class Trial:
 
     def run(self, recipe: Recipe, data: Federation | None = None, **changes: Any) -> SimpleNamespace:
         net, seen = Network(self.model, "fp64"), []
-        clients = Sequential(net, data or federation(self.sizes, as_it_is), checked=True)
+        clients = Sequential(net, data or federation(self.sizes, identity), checked=True)
         observe = lambda server, job, replies: seen.append((server, job, replies))  # noqa: E731
         server = run(recipe, net, clients, self.stage(**changes), seed=SEED, observe=observe)
         values = flat("model", server.state.model, self.model)
@@ -320,7 +320,7 @@ class Trial:
 
     def trained(self, theta: Tensor, running: Tensor, round: int, k: int, at: int, epochs: int = 1) -> nn.Module:
         """Plain descent from theta on client k's rows of a round, at the rate of a round of training."""
-        data = federation(self.sizes, as_it_is)
+        data = federation(self.sizes, identity)
         model, rate = filled(self.model, theta, running).train(), RATE * self.schedule(at, len(self.cohorts))
         descent = torch.optim.SGD(model.parameters(), rate, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
         rows, weights, _ = plan(self.sizes[k], BATCH, key(SEED, "batches", round, k), epochs=epochs)
@@ -352,7 +352,7 @@ class Trial:
 
     def hooked(self, recipe: FedSLS) -> Callable[[nn.Module, int], float]:
         """R_k by hooks, one image after another."""
-        data = federation(self.sizes, as_it_is)
+        data = federation(self.sizes, identity)
 
         def number(model: nn.Module, k: int) -> float:
             found = sum(by_hooks(recipe, model, data.data.x[i], data.data.y[i]) for i in data.train[k])
@@ -369,7 +369,7 @@ def weighings(outcome: SimpleNamespace) -> list[dict[int, float]]:
     return [
         {reply.client: float(reply.upload.saliency.total) for reply in replies}
         for _, job, replies in outcome.seen
-        if isinstance(job.stage.algorithm, module.Weigh)
+        if isinstance(job.stage.algorithm, module.MeasureSaliency)
     ]
 
 
@@ -456,7 +456,7 @@ def test_equal_saliency_is_fedavg(monkeypatch):
 
 
 def test_twice_the_data_is_twice_the_number():
-    data = federation(SIZES, as_it_is)
+    data = federation(SIZES, identity)
     twice = replace(data, train={k: torch.cat([index, index]) for k, index in data.train.items()})
     recipe = FedSLS(pretrain_epochs=0)
     once, double = (weighings(Trial().run(recipe, each))[0] for each in (data, twice))
@@ -488,7 +488,7 @@ def test_a_large_client_is_never_looked_at_whole():
 
 def test_images_are_looked_at_without_augmentation():
     recipe = FedSLS(pretrain_epochs=0)
-    plain, jittered = (Trial().run(recipe, federation(SIZES, prepare)) for prepare in (as_it_is, jitter))
+    plain, jittered = (Trial().run(recipe, federation(SIZES, prepare)) for prepare in (identity, jitter))
     assert weighings(plain) == weighings(jittered)
     assert max(far(plain.values, jittered.values).values()) > 1e-4  # training saw the jitter
 
@@ -513,7 +513,7 @@ def test_a_round_goes_downhill_and_towards_the_clients():
     """The paper's algorithm prints the opposite sign."""
     trial = Trial(((0, 1, 2),))
     outcome = trial.run(FedSLS(pretrain_epochs=2))
-    data = federation(SIZES, as_it_is).data
+    data = federation(SIZES, identity).data
 
     def loss(theta, running):
         model = filled(trial.model, theta, running).eval()
@@ -579,12 +579,12 @@ def test_data_are_weighed_again_where_memories_begin_again():
     stages = list(FedSLS(Twice()).stages(Trial().stage()))
     kinds = [(type(stage.algorithm).__name__, stage.rounds, stage.fresh) for stage in stages]
     assert kinds == [
-        ("Weigh", 1, False),
-        ("Weighed", 2, False),
+        ("MeasureSaliency", 1, False),
+        ("SaliencyWeighted", 2, False),
         ("Evaluate", 1, False),
-        ("Weighed", 1, False),
-        ("Weigh", 1, True),
-        ("Weighed", 3, False),
+        ("SaliencyWeighted", 1, False),
+        ("MeasureSaliency", 1, True),
+        ("SaliencyWeighted", 3, False),
     ]
 
 
@@ -595,9 +595,9 @@ def test_a_training_stage_is_judged_as_its_base():
         capturable = False
 
     *_, stage = FedSLS(Odd()).stages(Trial().stage())
-    assert stage.algorithm.judged == ("personal before",) and stage.algorithm.capturable is False
+    assert stage.algorithm.evaluated_as == ("personal before",) and stage.algorithm.capturable is False
     *_, stage = FedSLS().stages(Trial().stage())
-    assert stage.algorithm.judged == FedAvg().judged and stage.algorithm.capturable is True
+    assert stage.algorithm.evaluated_as == FedAvg().evaluated_as and stage.algorithm.capturable is True
 
 
 @pytest.mark.parametrize("blend_with", ["samples", "uniform"])
@@ -675,7 +675,7 @@ def test_a_copy_that_diverges_does_not_stop_the_run():
 
 
 def test_an_image_that_is_not_finite_is_named():
-    data = federation(SIZES, as_it_is)
+    data = federation(SIZES, identity)
     x = data.data.x.clone()
     x[15, 0, 2, 2] = torch.nan
     broken = replace(data, data=replace(data.data, x=x))
@@ -758,7 +758,7 @@ def pixel_federation(height: int, width: int, bytes_: bool, channels: int = 3) -
     draw = generator(4)
     x = torch.randint(0, 256, (20, channels, height, width), generator=draw, dtype=torch.uint8)
     prepare = Prepare((0.5,) * channels, (0.25,) * channels, dtype=torch.float64)
-    data = Dataset(x if bytes_ else x.double() / 255, torch.arange(20) % 3, prepare if bytes_ else as_it_is)
+    data = Dataset(x if bytes_ else x.double() / 255, torch.arange(20) % 3, prepare if bytes_ else identity)
     train = {0: torch.arange(0, 9), 1: torch.arange(9, 20)}
     return Federation(data, train, {k: torch.arange(2) for k in train}, torch.arange(4))
 
@@ -799,7 +799,7 @@ def test_fedsl_pools_pixels_between_zero_and_one(f, height, width, bytes_):
 def test_a_run_of_fedsl_by_hand():
     """Its weights alone differ from FedAvg's."""
     trial = Trial(pretrain=0)
-    data = federation(SIZES, as_it_is)
+    data = federation(SIZES, identity)
     numbers = [np.linalg.norm(averaged(image.numpy(), 4)) for image in data.data.x]
     expected = trial.by_hand(lambda model, k: sum(numbers[i] for i in data.train[k]))
     assert_same(trial.run(FedSL(f=4)).values, expected.values)
@@ -831,7 +831,7 @@ def test_the_autoencoder_learns_and_repeats(f):
 
     def error(epochs):
         net, weights = autoencoder(client, f, epochs)
-        out = net.look(weights, x)
+        out = net.forward(weights, x)
         assert out.features.shape[2:] == (math.ceil(13 / f), 16 // f) and (out.features >= 0).all()
         return F.mse_loss(out.logits[..., :13, :16], x).item()
 
@@ -850,7 +850,7 @@ def test_the_autoencoder_s_latents_are_summed():
         client = as_client(data, reply.client, int(job.download.seed))
         client.key = key(SEED, "client", 0, reply.client)
         net, weights = autoencoder(client, 4, 2)
-        latents = net.look(weights, data.data.x[data.train[reply.client]]).features.mean(1)
+        latents = net.forward(weights, data.data.x[data.train[reply.client]]).features.mean(1)
         expected = sum(float(latent.norm()) for latent in latents)
         assert float(reply.upload.saliency.total) == pytest.approx(expected, rel=1e-12) and expected > 0
 

@@ -99,7 +99,7 @@ def carried_out(recipe, plan=PLAN, net=None, federation=None, **options):
 def test_masks_keep_exactly_what_they_should(sparsity, mask):
     (x, y), net = images(5), colours()
     by = FedXDS(sparsity=sparsity, mask=mask, clip_norm=None)
-    worth = by.attributed(net, net.initial_weights(), x, y, 64, SEED)
+    worth = by.pixel_scores(net, net.initial_weights(), x, y, 64, SEED)
     masked, keep = by.masked(x, worth, SEED)
     expected = SIDE**2 - math.floor(SIDE**2 * sparsity / 100)
     assert keep.shape == (5, 1, SIDE, SIDE) and (keep.sum((1, 2, 3)) == expected).all() and masked.isfinite().all()
@@ -175,10 +175,10 @@ def test_clipping():
 def test_random_masks_and_randomised_response():
     (x, y), net = images(300), colours()
     random = FedXDS(attribution="random", sigma=0, clip_norm=None)
-    _, keep = random.masked(x, random.attributed(net, Tree(), x, y, 64, SEED), SEED)
+    _, keep = random.masked(x, random.pixel_scores(net, Tree(), x, y, 64, SEED), SEED)
     assert (keep.double().mean(0) - 11 / 36).abs().max() < 0.12  # every pixel as often as another
     turned = replace(random, mask_epsilon=2.0)
-    _, other = turned.masked(x, turned.attributed(net, Tree(), x, y, 64, SEED), SEED)
+    _, other = turned.masked(x, turned.pixel_scores(net, Tree(), x, y, 64, SEED), SEED)
     assert float((keep != other).double().mean()) == pytest.approx(1 / (1 + math.exp(2)), abs=0.01)
 
 
@@ -236,11 +236,11 @@ def test_the_server_puts_together_what_clients_gave():
     assert [len(r) for _, r in seen] == [3, 3, 3, 2, 2, 2]
     warm = carried_out_everyone(replace(plan, rounds=2, epochs=3))
     assert same(seen[2][0].download.model, warm.state.model)
-    gifts = [reply.upload for reply in seen[2][1]]
-    assert [len(gift.y) for gift in gifts] == [4, 2, 5]
-    assert torch.equal(server.state.shared.x, torch.cat([gift.x for gift in gifts]))
+    released = [reply.upload for reply in seen[2][1]]
+    assert [len(gift.y) for gift in released] == [4, 2, 5]
+    assert torch.equal(server.state.shared.x, torch.cat([gift.x for gift in released]))
     data = owners().data
-    for client, gift in enumerate(gifts):  # real images of that client, each once, under its own label
+    for client, gift in enumerate(released):  # real images of that client, each once, under its own label
         given = FedXDS(sparsity=0, sigma=0, clip_norm=None)
         plain = given.released(colours(), warm.state.model, data.x, data.y, SEED)
         raw = carried_out(replace(recipe, sparsity=0, sigma=0, clip_norm=None), plan)[1][2][1][client].upload.x
@@ -447,7 +447,7 @@ def pair_at_the_edge(net, weights, by):
     y = y[:1]
 
     def kept_of(image):
-        return by.masked(image, by.attributed(net, weights, image, y, 64, SEED), SEED)[1]
+        return by.masked(image, by.pixel_scores(net, weights, image, y, 64, SEED), SEED)[1]
 
     here, there = x[:1], x[1:]
     start = kept_of(here)
@@ -465,7 +465,9 @@ def test_the_papers_sensitivity_fails_where_the_mask_sees_the_image(attribution)
     by = FedXDS(attribution=attribution, sigma=0, clip_norm=None)
     here, there, y = pair_at_the_edge(net, net.initial_weights(), by)
     apart = float((here - there).norm())
-    outputs = [by.masked(i, by.attributed(net, net.initial_weights(), i, y, 64, SEED), SEED)[0] for i in (here, there)]
+    outputs = [
+        by.masked(i, by.pixel_scores(net, net.initial_weights(), i, y, 64, SEED), SEED)[0] for i in (here, there)
+    ]
     moved = float((outputs[0] - outputs[1]).norm())
     assert apart < 2e-9 and moved > 1e6 * apart
     # At such a distance the budget is nothing, so that delta must be the whole advantage of the best observer.
@@ -494,7 +496,7 @@ def test_a_soft_mask_that_keeps_all_pixels_sees_the_image(attribution):
 def moved(by, x, other, y):
     """How far releases are apart, over the distance of their images."""
     net = colours()
-    a, b = (by.masked(i, by.attributed(net, net.initial_weights(), i, y, 64, SEED), SEED)[0] for i in (x, other))
+    a, b = (by.masked(i, by.pixel_scores(net, net.initial_weights(), i, y, 64, SEED), SEED)[0] for i in (x, other))
     return (a - b).flatten(1).norm(dim=1) / (x - other).flatten(1).norm(dim=1)
 
 
@@ -503,7 +505,7 @@ def worst_neighbours(by, step=1e-6):
     net, (x, y) = colours(), images(1, 1)
     weights, pixels = net.initial_weights(), x.numel()
     around = torch.cat([x, x + step * torch.eye(pixels, dtype=x.dtype).view(-1, *x.shape[1:])])
-    worth = by.attributed(net, weights, around, y.expand(len(around)), 64, SEED)
+    worth = by.pixel_scores(net, weights, around, y.expand(len(around)), 64, SEED)
     here, *there = by.masked(around, worth, SEED)[0].flatten(1)
     direction = torch.linalg.svd(torch.stack(there) - here)[0][:, 0]
     return x, x + step * direction.view(x.shape), y
@@ -512,7 +514,7 @@ def worst_neighbours(by, step=1e-6):
 def test_class_masks_are_of_the_model_and_the_label_alone():
     net = colours()
     weights = net.initial_weights()
-    worth = [METRIC.attributed(net, weights, images(6, seed)[0], torch.arange(6) % 4, 64, SEED) for seed in (1, 2)]
+    worth = [METRIC.pixel_scores(net, weights, images(6, seed)[0], torch.arange(6) % 4, 64, SEED) for seed in (1, 2)]
     assert torch.equal(*worth) and torch.equal(worth[0][0], worth[0][4]) and not torch.equal(worth[0][0], worth[0][1])
     with pytest.raises(BadInput, match="all global"):
         carried_out(replace(SHORT, base=FedPer(), mask_source="class"))

@@ -240,7 +240,7 @@ def test_an_order_means_the_job_it_was_made_of(method, tmp_path):
     for job, order in made:
         read = job_of(received, json.loads(json.dumps(order)), job.download, job.shared)
         assert read == job
-    assert any(order["look"] for _, order in made) or not any(s.algorithm.judged for s, _, _ in timetable)
+    assert any(order["look"] for _, order in made) or not any(s.algorithm.evaluated_as for s, _, _ in timetable)
     first = made[0][1]
     for wrong in ({"stage": len(timetable), "round": len(timetable)}, {"round": first["round"] + 1}):
         with pytest.raises(BadInput, match="no part of the experiment"):
@@ -313,7 +313,7 @@ def test_same_bits_where_the_server_has_public_data(method, tmp_path):
     more = [f"auxiliary={digits(tmp_path / 'public.npz', seed=1, train=20)}", "model=cnn2", "algorithm.steps=3"]
     more += ["algorithm.pretrain_steps=2", "algorithm.pretrain_batch=8"] if method == "fedaux" else []
     usual = [word for word in words(tmp_path) if not word.startswith("algorithm=")]
-    experiment = config.read(None, [*usual, f"algorithm={method}", *more]).placed()
+    experiment = config.read(None, [*usual, f"algorithm={method}", *more]).resolved()
     images = experiment.data.load()
     net, (federation, _) = experiment.network(images), experiment.federation(images)
     public = experiment.public(simulate.public_images(experiment), images)

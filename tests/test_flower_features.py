@@ -36,7 +36,7 @@ AGGREGATOR = ("uplink=dp", "uplink.trust=aggregator", "weighting=uniform", "eval
         (["attack=sign_flip"], "attack makes clients of a simulation hostile"),
         (["devices=phone"], "devices are for the clock of a simulation"),
         (["checkpoint=2"], "checkpoint is 2, but a deployed run keeps every round"),
-        ([*AGGREGATOR], "and a node can be silent: set policy.least=2"),
+        ([*AGGREGATOR], "and a node can be silent: set policy.min_replies=2"),
         (["defences=krum", "clients=4", "cohort=4"], "promises nothing for fewer than 3 replies"),
         (["defences=median", "algorithm=fedgen"], "defences: fedgen also uploads"),
     ],
@@ -54,8 +54,8 @@ def test_refused_before_anything_is_asked(more, sentence, tmp_path):
     "more",
     [
         ["defences=median"],
-        ["defences=krum", "cohort=3", "policy.least=3"],
-        ["policy.claim=0.4"],
+        ["defences=krum", "cohort=3", "policy.min_replies=3"],
+        ["policy.max_weight_share=0.4"],
         ["policy.oversample=0.5"],
     ],
     ids=lambda more: more[0],
@@ -85,21 +85,21 @@ def by_hand(settings: list[str], silent: set[tuple[int, int]], policy: RoundPoli
 def test_silent_nodes_are_asked_again_and_rest(tmp_path):
     settings = flower.words(tmp_path, "scaffold", "cohort=3", "evaluate.personal=none", "rounds=4")
     full = by_hand(settings, set(), RoundPolicy())
-    again = [*settings, "policy.least=3", "policy.retries=1"]
+    again = [*settings, "policy.min_replies=3", "policy.retries=1"]
     grid = flower.Grid(flower.nodes(tmp_path), lost=[(1, 1)])
     result = flower.deployed(tmp_path / "again", again, grid)
     assert flower.same(flower.state(tmp_path / "again"), full) and not result.setbacks
     asked = [node - 100 for node, letter in grid.tasks if letter.notes["order"]["round"] == 1]
     assert sorted(asked) == [0, 1, 1, 2]  # those who had answered are not asked again
 
-    void = [*settings, "policy.least=3"]
+    void = [*settings, "policy.min_replies=3"]
     place = tmp_path / "place"
     place.mkdir()
     result = flower.deployed(tmp_path / "void", void, flower.Grid(flower.nodes(place), lost=[(1, 1)]))
     assert result.setbacks == {"missing": 1, "void": 1}
-    assert flower.same(flower.state(tmp_path / "void"), by_hand(settings, {(1, 1)}, RoundPolicy(least=3)))
+    assert flower.same(flower.state(tmp_path / "void"), by_hand(settings, {(1, 1)}, RoundPolicy(min_replies=3)))
 
-    resting = [*settings, "policy.failures=1", "policy.rest=1"]
+    resting = [*settings, "policy.max_failures=1", "policy.cooldown=1"]
     place = tmp_path / "other"
     place.mkdir()
     grid = flower.Grid(flower.nodes(place), lost=[(1, 1)])
@@ -128,7 +128,7 @@ def test_a_round_with_a_deadline_waits_for_somebody_to_come(tmp_path):
 
 # ---- privacy ---------------------------------------------------------------------------------------------------------
 def test_without_everyones_noise_a_round_does_not_count(tmp_path):
-    settings = flower.words(tmp_path, "fedavg", *AGGREGATOR, "cohort=3", "policy.least=3", "rounds=2")
+    settings = flower.words(tmp_path, "fedavg", *AGGREGATOR, "cohort=3", "policy.min_replies=3", "rounds=2")
     grid = flower.Grid(flower.nodes(tmp_path), lost=[(1, 1)])
     result = flower.deployed(tmp_path / "real", [*settings, "keep=1"], grid)
     run = RunFolder.open(tmp_path / "real")

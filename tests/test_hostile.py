@@ -17,7 +17,7 @@ from fedlens.core.cohort import Everyone
 from fedlens.core.errors import RunFailed
 from fedlens.core.evaluate import Evaluate
 from fedlens.core.policy import EVERY_REPLY
-from fedlens.core.run import ask, enter, run, timetable
+from fedlens.core.run import ask, initial_state, run, timetable
 from fedlens.core.tree import Tree
 from fedlens.engines.rehearsal import Rehearsal
 from fedlens.engines.sequential import Sequential
@@ -76,7 +76,7 @@ def opened(recipe, plan=EVERYONE, at: int = 0):
     run(recipe, net, engine, plan, observe=lambda server, job, _: states.append(server))
     before = states[at - 1] if at else Server(net, Tree(), engine.population)
     stage, first, _ = timetable(recipe, plan)[at]
-    server = replace(before, state=enter(stage, before) if first == 0 else before.state)
+    server = replace(before, state=initial_state(stage, before) if first == 0 else before.state)
     return engine, server, found[at]
 
 

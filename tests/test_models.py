@@ -360,7 +360,7 @@ def test_network_takes_every_model_and_its_gradients_are_the_modules(name):
     before = weights.buffers.clone()
 
     seed = torch.tensor(key("dropout"))
-    out = net.look(weights, x, train=True, key=seed)
+    out = net.forward(weights, x, train=True, key=seed)
     assert out.features.dim() == 2 and out.logits.shape == (4, 10)
     torch.testing.assert_close(out.features, feature_of(net, module, x, seed), rtol=1e-10, atol=1e-10)
     loss = F.cross_entropy(out.logits, y)
@@ -376,7 +376,7 @@ def test_network_takes_every_model_and_its_gradients_are_the_modules(name):
     assert bool(before) == any(isinstance(m, nn.BatchNorm2d) for m in module.modules())
 
     moved = stepped(weights, gradient, 1e-3 / max(1.0, float(sum((g**2).sum() for g in gradient))))
-    assert F.cross_entropy(net.look(moved, x, train=True, key=seed).logits, y) < loss
+    assert F.cross_entropy(net.forward(moved, x, train=True, key=seed).logits, y) < loss
 
 
 def stepped(weights, gradient, rate):
@@ -773,7 +773,7 @@ def test_modules_of_the_user(users, name):
     module = built(users(name), classes=5)
     net, x = Network(module), torch.randn(2, 3, 16, 16)
     assert module.training
-    out = net.look(net.initial_weights(), x)
+    out = net.forward(net.initial_weights(), x)
     torch.testing.assert_close(out.logits, module.eval()(x))
     assert out.features.shape == (2, {"Good": 8}.get(name, 6))
     assert len(net.head) == 2

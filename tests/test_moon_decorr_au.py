@@ -17,7 +17,7 @@ from torch import Tensor
 from fedlens.algorithms import FedAU, FedAvg, FedDecorr, FedProx, FedSL, FedSLS, Moon
 from fedlens.algorithms.feddecorr import Decorrelated, correlation
 from fedlens.core.algorithm import Algorithm, Recipe, Server
-from fedlens.core.batches import as_it_is
+from fedlens.core.batches import identity
 from fedlens.core.errors import BadInput
 from fedlens.core.network import Buffers
 from fedlens.core.objective import weighted
@@ -148,7 +148,7 @@ class EvaluationFeatures(Moon):
     """Contrasts features of an evaluation pass."""
 
     def loss(self, client, weights, batch, out):
-        still = client.net.look(Tree(params=weights.params, buffers=weights.buffers.clone()), batch.x)
+        still = client.net.forward(Tree(params=weights.params, buffers=weights.buffers.clone()), batch.x)
         return super().loss(client, weights, batch, out.replace(features=still.features))
 
 
@@ -342,7 +342,7 @@ def fedau(world: World, cutoff: int, server_lr: float = 1.0) -> tuple[dict[str, 
 
 def outcome(world: World, recipe: Recipe, buffers: Buffers = "average") -> tuple[Server, Sequential, list[list[Reply]]]:
     net, replies = network(world.norm, buffers), []
-    clients = Sequential(net, federation(world.sizes, as_it_is), checked=True)
+    clients = Sequential(net, federation(world.sizes, identity), checked=True)
     observe = lambda server, job, answers: replies.append(answers)  # noqa: E731
     return run(recipe, net, clients, world.stage(), seed=SEED, observe=observe), clients, replies
 

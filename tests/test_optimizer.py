@@ -192,20 +192,20 @@ def test_reach_sums_the_momentum_recursion(steps, momentum):
     for _ in range(steps):
         velocity = momentum * velocity + 1
         travelled += velocity
-    assert Sgd(0.1, momentum=momentum).reach(steps) == pytest.approx(travelled, rel=1e-11)
+    assert Sgd(0.1, momentum=momentum).effective_steps(steps) == pytest.approx(travelled, rel=1e-11)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
 def test_reach_is_how_far_a_constant_gradient_goes(momentum):
     ours, params = Sgd(0.25, momentum=momentum), Tree(w=torch.zeros(3).double())
     state, gradient = ours.init(params), Tree(w=torch.tensor([1.0, -2.0, 0.0]).double())
-    assert ours.reach(0) == 0
+    assert ours.effective_steps(0) == 0
     for steps in range(1, STEPS + 1):
         ours.update_(params, gradient, state)
-        travelled = -0.25 * ours.reach(steps) * gradient.w
+        travelled = -0.25 * ours.effective_steps(steps) * gradient.w
         assert (params.w - travelled).abs().max() <= TOLERANCE
 
 
 def test_adam_has_no_reach():
     with pytest.raises(BadInput, match="sgd"):
-        Adam().reach(3)
+        Adam().effective_steps(3)

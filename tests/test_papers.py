@@ -21,7 +21,7 @@ from fedlens.core.rng import generator, seeded
 from fedlens.core.run import run as run_rounds
 from fedlens.core.tree import Tree
 from fedlens.engines.sequential import Sequential
-from fedlens.experiment import Experiment, parts
+from fedlens.experiment import Experiment, build
 from fedlens.papers import Figure, reproducible
 from fedlens.papers import table_figure as picture
 from fedlens.papers.fedsls import tables as fedsls
@@ -310,7 +310,7 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     assert [e.weighting for e in experiments] == ["auto", "uniform"] and not list(tmp_path.iterdir())
     text = fedlens(*which)
     assert all((tmp_path / e.out / "result.json").exists() for e in experiments)
-    assert config.read(tmp_path / experiments[1].out / "config.yaml") == experiments[1].placed()
+    assert config.read(tmp_path / experiments[1].out / "config.yaml") == experiments[1].resolved()
     assert "| uniform |" in text and fedlens(*which, "--dry-run").strip() == ""
     assert "- Failed: fedavg" in fedlens(*which, "cohort=99", code=1)
 
@@ -423,7 +423,7 @@ def test_latents_are_of_the_images_size(eye):
 def weighing(*words) -> Experiment:
     base = [word for word in SMALL if not word.startswith("cohort")]
     more = ["cohort=4", "algorithm=fedsls", "algorithm.pretrain_epochs=0", "precision=fp64", "partition.alpha=0.3"]
-    return config.read(None, [*base, *more, *words]).placed()
+    return config.read(None, [*base, *more, *words]).resolved()
 
 
 @pytest.mark.parametrize(
@@ -437,7 +437,7 @@ def weighing(*words) -> Experiment:
 )
 def test_weights_are_those_that_the_server_used(words):
     experiment = weighing("rounds=1", *words)
-    net, federation = parts(experiment)
+    net, federation = build(experiment)
     engine, seen = Sequential(net, federation), []
     run_rounds(
         experiment.algorithm,
@@ -459,7 +459,7 @@ def test_weights_are_those_that_the_server_used(words):
 
 def test_copies_are_the_models_that_clients_looked_with():
     experiment = weighing("rounds=1", "algorithm.pretrain_epochs=1")
-    net, federation = parts(experiment)
+    net, federation = build(experiment)
     engine = Sequential(net, federation)
     run_rounds(experiment.algorithm, net, engine, experiment.plan)
     made = copies(experiment, net, federation, [1, 3])
@@ -476,8 +476,8 @@ def test_copies_are_the_models_that_clients_looked_with():
 
 def test_weights_over_rounds():
     experiment = weighing("rounds=3", "algorithm.recompute_every=2")
-    found = weights_over_rounds(experiment, *parts(experiment))
-    once = weights_over_rounds(weighing("rounds=3"), *parts(experiment))
+    found = weights_over_rounds(experiment, *build(experiment))
+    once = weights_over_rounds(weighing("rounds=3"), *build(experiment))
     assert list(found) == [0, 2] and list(once) == [0] and found[0] == once[0] and found[2] != found[0]
     assert weights_of({0: Tree()}, experiment.algorithm) is None
 
@@ -485,11 +485,11 @@ def test_weights_over_rounds():
 def test_weights_by_switch_are_those_of_a_run_with_it():
     words = {"sum": (), "mean": ("algorithm.normalize=mean",), "trained": ("algorithm.pretrain_epochs=1",)}
     experiments = {name: weighing("rounds=1", *own) for name, own in words.items()}
-    net, federation = parts(experiments["sum"])
+    net, federation = build(experiments["sum"])
     switched = {name: one.algorithm for name, one in experiments.items()}
     found = weights_by_switch(experiments["sum"], net, federation, switched, 0)
     for name, experiment in experiments.items():
-        run = weights_over_rounds(experiment, *parts(experiment))[0]
+        run = weights_over_rounds(experiment, *build(experiment))[0]
         for mine, theirs in ((found[name].used, run.used), (found[name].saliency, run.saliency)):
             assert mine == pytest.approx(theirs, rel=1e-12)
     assert found["sum"].used != found["mean"].used != found["trained"].used

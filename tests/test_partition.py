@@ -304,8 +304,8 @@ def test_each_domain_is_dealt_on_its_own():
     assert any(note.startswith("domain 1: 5 of 5 clients have no test images") for note in split.notes)
     alone = replace(images, train=images.train[images.domains[images.train] == 1])
     assert set(np.concatenate(split.train[5:]).tolist()) <= set(alone.train.tolist())
-    kept_back = Domains(Shards(2), test="holdout", holdout=0.25).split(images, 10, 0)
-    assert [len(shard) for shard in kept_back.test] == [10] * 10
+    split_holdout = Domains(Shards(2), test="holdout", holdout=0.25).split(images, 10, 0)
+    assert [len(shard) for shard in split_holdout.test] == [10] * 10
     with pytest.raises(BadInput, match="has 2 domains; each needs a client"):
         Domains().split(images, 1, 0)
 

@@ -23,7 +23,7 @@ from torch.func import functional_call
 from fedlens.algorithms import APFL, L2GD, Ditto, FedAvg, FedBN, FedMTL, FedPer, FedRep, FineTuned, LGFedAvg, Local
 from fedlens.algorithms.lgfedavg import layers
 from fedlens.core.algorithm import Algorithm, Server
-from fedlens.core.batches import as_it_is
+from fedlens.core.batches import identity
 from fedlens.core.errors import BadInput
 from fedlens.core.evaluate import Evaluate
 from fedlens.core.network import Buffers, Network
@@ -67,7 +67,7 @@ class Outcome(NamedTuple):
 def by_package(world: World, recipe: Any, buffers: Buffers = "average") -> Outcome:
     """Checked: nothing that is read-only may be written."""
     net, replies, jobs = network(world.norm, buffers), [], []
-    engine = Sequential(net, federation(world.sizes, as_it_is), checked=True)
+    engine = Sequential(net, federation(world.sizes, identity), checked=True)
 
     def observe(server, job, answers):
         replies.append(answers)
@@ -279,13 +279,13 @@ def test_layers_are_counted_from_the_top():
         net = Network(MODELS["pse_net"]().build(10, 3, 16))
         deep = Network(MODELS["resnet8"]().build(10, 3, 16))
     for count, expected in ((1, {"head"}), (2, {"head", "hidden"}), (3, {"head", "hidden", "value.conv"})):
-        shared = LGFedAvg(shared_layers=count).shared(net, net.initial_weights())
+        shared = LGFedAvg(shared_layers=count).shared_part(net, net.initial_weights())
         assert {name.rpartition(".")[0] for name in shared.params} == expected
     everything = [name for layer in layers(deep) for name in layer]
     whole = deep.initial_weights()
     assert len(everything) == len(set(everything)) and {*whole.params, *whole.buffers} <= set(everything)
     recipe = LGFedAvg(shared_layers=len(layers(deep)))
-    assert recipe.shared(deep, whole).keys() == whole.keys() and not recipe.own(deep, whole).leaves()
+    assert recipe.shared_part(deep, whole).keys() == whole.keys() and not recipe.private_part(deep, whole).leaves()
 
 
 class Backwards(nn.Module):
@@ -306,7 +306,7 @@ class Backwards(nn.Module):
 def test_layers_registered_in_another_order_are_refused():
     with seeded(0):
         net = Network(Backwards(), "fp64")
-    engine = Sequential(net, federation((4, 5, 6), as_it_is))
+    engine = Sequential(net, federation((4, 5, 6), identity))
     with pytest.raises(BadInput, match=r"first is among the last 1 layers but runs before head"):
         run(LGFedAvg(), net, engine, World().stage(), seed=SEED)
     run(LGFedAvg(shared_layers=3), net, engine, World().stage(), seed=SEED)  # all are shared: no order matters
@@ -322,7 +322,7 @@ def test_every_model_registers_layers_in_the_order_they_run(name):
     with seeded(0):
         net = Network(MODELS[name]().build(4, 3, 32))
     x = torch.zeros(1, 3, 32, 32)
-    engine = Sequential(net, replace(federation((1,), as_it_is), data=replace(federation((1,)).data, x=x)))
+    engine = Sequential(net, replace(federation((1,), identity), data=replace(federation((1,)).data, x=x)))
     stage = next(iter(LGFedAvg().stages(World().stage())))
     recipe, server = LGFedAvg(), Server(net, Tree(), 1)
     for count in (1, 2):
@@ -437,7 +437,7 @@ def test_alpha_stays_between_zero_and_one():
     world = replace(World(EVERYONE), momentum=0.0)
     stage = replace(world.stage(), optimizer=replace(world.stage().optimizer, lr=5.0))
     net = network()
-    engine = Sequential(net, federation(world.sizes, as_it_is))
+    engine = Sequential(net, federation(world.sizes, identity))
     run(APFL(alpha=0.5), net, engine, stage, seed=SEED)
     alphas = [float(engine.memories.get(k).alpha) for k in range(3)]
     assert all(0 <= alpha <= 1 for alpha in alphas) and any(alpha in (0, 1) for alpha in alphas)

@@ -80,7 +80,7 @@ def test_resting_against_plain_lists():
     plan = replace(PLAN, rounds=25)
     flaky = {(round, i) for round in range(25) for i in range(6) if random.Random(round * 6 + i).random() < 0.45}
     engine = Absent(lambda job, i: (job.round, i) in flaky)
-    server, _ = played(engine, RoundPolicy(failures=2, rest=3), FedAvg(), plan)
+    server, _ = played(engine, RoundPolicy(max_failures=2, cooldown=3), FedAvg(), plan)
     failed, until = [0] * 6, [0] * 6
     for round, _, asked in engine.asked:
         awake = [i for i in range(6) if until[i] <= round]
@@ -97,7 +97,7 @@ def test_resting_against_plain_lists():
 def test_standing_survives_stages_that_forget():
     """FedXDS begins anew after its warm-up: what is known about clients stays."""
     engine = Absent(lambda job, i: i == 2)
-    server, _ = played(engine, RoundPolicy(failures=1, rest=99), RECIPES["fedxds"])
+    server, _ = played(engine, RoundPolicy(max_failures=1, cooldown=99), RECIPES["fedxds"])
     assert sum(2 in asked for _, _, asked in engine.asked) == 1 and len(engine.asked) > 4
     assert int(server.state.standing.until[2]) > 99
 
@@ -131,12 +131,12 @@ def test_too_few_replies_leave_the_state():
         engine.net,
         engine,
         PLAN,
-        policy=RoundPolicy(least=2),
+        policy=RoundPolicy(min_replies=2),
         observe=lambda server, job, answers: states.append((server.state, answers)),
     )
     first = FedAvg().setup(type("Server", (), {"net": engine.net}))
     assert same(states[0][0], first) and not same(states[1][0], first) and same(states[2][0], states[1][0])
-    assert states[0][1].void == "it has 1 usable replies, and policy.least is 2" and not states[1][1].void
+    assert states[0][1].void == "it has 1 usable replies, and policy.min_replies is 2" and not states[1][1].void
 
 
 def test_the_silent_are_asked_again():
@@ -146,7 +146,7 @@ def test_the_silent_are_asked_again():
     plan = replace(PLAN, cohort=Everyone())
     for least, retries, attempts in ((2, 5, 1), (3, 5, 2), (5, 5, 3), (6, 1, 2), (6, 0, 1), (6, 9, 3)):
         engine = Absent(silent)
-        _, seen = played(engine, RoundPolicy(least=least, retries=retries), FedAvg(), replace(plan, rounds=1))
+        _, seen = played(engine, RoundPolicy(min_replies=least, retries=retries), FedAvg(), replace(plan, rounds=1))
         assert [(attempt, asked) for _, attempt, asked in engine.asked] == [
             (0, [0, 1, 2, 3, 4, 5]),
             (1, [1, 2, 4, 5]),
@@ -154,7 +154,7 @@ def test_the_silent_are_asked_again():
         ][:attempts]
         assert len(seen[0]) == 2 * attempts and bool(seen[0].void) == (2 * attempts < least)
         assert [r.client for r in seen[0]] == sorted(r.client for r in seen[0])
-    whole = played(Absent(silent), RoundPolicy(least=6, retries=2), plan=plan)[0]
+    whole = played(Absent(silent), RoundPolicy(min_replies=6, retries=2), plan=plan)[0]
     assert same(whole.state, played(Absent(), plan=plan)[0].state)  # nothing tells how often somebody was asked
 
 
@@ -195,7 +195,7 @@ def test_a_claim_is_bounded():
             return [replace(first, upload=first.upload.replace(weight=first.upload.weight * 1e6)), *replies[1:]]
 
     plan = replace(PLAN, rounds=1)
-    found, seen = played(Boastful(), RoundPolicy(claim=0.4), FedAvg(), plan)
+    found, seen = played(Boastful(), RoundPolicy(max_weight_share=0.4), FedAvg(), plan)
     weights = [float(reply.upload.weight) for reply in seen[0]]
     shares = lowered_by_search(weights, 0.4)
     model = FedAvg().setup(type("Server", (), {"net": network()})).model
@@ -205,20 +205,26 @@ def test_a_claim_is_bounded():
     assert apart < 1e-12  # the search stops at 1e-13
     assert shares[0] / sum(shares) == pytest.approx(0.4)
     for recipe in (FedAvg(), FedAU()):
-        free, bound = (played(Absent(), RoundPolicy(claim=claim), recipe)[0] for claim in (None, 0.99))
+        free, bound = (played(Absent(), RoundPolicy(max_weight_share=claim), recipe)[0] for claim in (None, 0.99))
         assert same(free.state, bound.state)  # nobody claims so much
 
 
 # ---- as configuration ------------------------------------------------------------------------------------------------
 def test_settings():
-    words = ["policy.oversample=0.3", "policy.deadline=20", "policy.least=3", "policy.retries=1", "policy.failures=2"]
-    experiment = config.read(None, [*words, "policy.rest=5", "policy.claim=0.5", "faults.dropout=0.1"])
-    assert experiment.policy == RoundPolicy(0.3, 20.0, 3, 1, 2, 5, claim=0.5)
+    words = [
+        "policy.oversample=0.3",
+        "policy.deadline=20",
+        "policy.min_replies=3",
+        "policy.retries=1",
+        "policy.max_failures=2",
+    ]
+    experiment = config.read(None, [*words, "policy.cooldown=5", "policy.max_weight_share=0.5", "faults.dropout=0.1"])
+    assert experiment.policy == RoundPolicy(0.3, 20.0, 3, 1, 2, 5, max_weight_share=0.5)
     assert config.resolve(Experiment, config.plain(experiment)) == experiment
     for word, sentence in (
         ("policy.deadline=0", "policy.deadline is 0, but it should be greater than 0"),
         ("policy.deadlin=5", "did you mean 'policy.deadline'"),
-        ("policy.claim=1", "policy.claim is 1, but it should be less than 1"),
+        ("policy.max_weight_share=1", "policy.max_weight_share is 1, but it should be less than 1"),
         ("faults.dropout=30", "faults.dropout is 30, but it should be less than or equal to 1"),
         ("faults.dropouts=0.3", "did you mean 'faults.dropout'"),
         ("policy=strict", "policy is 'strict', but it should have fields such as oversample"),
@@ -231,20 +237,20 @@ def test_settings():
     ("words", "sentence"),
     [
         (["policy.oversample=0.1"], "accounts for cohorts as they are drawn"),
-        (["policy.failures=3"], "accounts for cohorts as they are drawn"),
+        (["policy.max_failures=3"], "accounts for cohorts as they are drawn"),
         (["faults.dropout=0.1", "uplink.dp.trust=aggregator", "weighting=uniform"], "everyone's noise"),
         (["defences=median", "uplink.dp.trust=aggregator", "weighting=uniform"], "the sum of all uploads"),
     ],
 )
 def test_privacy_accounts_are_not_made_wrong(words, sentence):
     with pytest.raises(BadInput, match=sentence):
-        config.read(None, ["uplink=dp", *words]).placed()
+        config.read(None, ["uplink=dp", *words]).resolved()
 
 
 # ---- after a kill ----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("after", [1, 4, 7])
 def test_resumed_to_the_same_bits(tmp_path, after):
-    policy, plan = RoundPolicy(oversample=0.5, failures=1, rest=2, least=2, retries=1), replace(PLAN, rounds=9)
+    policy, plan = RoundPolicy(oversample=0.5, max_failures=1, cooldown=2, min_replies=2, retries=1), replace(PLAN, rounds=9)
 
     def flaky(job, i):
         return random.Random(job.round * 100 + 10 * job.attempt + i).random() < 0.5

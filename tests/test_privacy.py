@@ -374,8 +374,8 @@ def test_noise_that_nobody_accounts_for_is_said(tmp_path):
 def test_answers_of_errands_are_named(tmp_path):
     simulate.run(experiment(tmp_path, "fedsls", rounds=1, algorithm=FedSLS(pretrain_epochs=0, tap="relu")))
     said = stated(tmp_path, "fedsls")
-    assert said["answers_as_they_are"] == {"Weigh": ["saliency"], "Evaluate": ["correct", "examples", "loss"]}
-    assert said["updates_as_they_are"] == ["Weighed"]
+    assert said["answers_as_they_are"] == {"MeasureSaliency": ["saliency"], "Evaluate": ["correct", "examples", "loss"]}
+    assert said["updates_as_they_are"] == ["SaliencyWeighted"]
 
 
 @pytest.mark.parametrize("personal", ["both", "none"])

@@ -424,7 +424,7 @@ def test_exchange_between_equal_models_is_self_attention(side, tokens, heads, re
     net = tiny(PseNet(tokens=tokens, heads=heads, count=2, hidden=5, residual=residual), side=side)
     weights, batch, method = net.initial_weights(), some_batch(side), PSE(attention="cross")
     outs = method.look(net, (weights, weights), batch.x).outs
-    alone = net.look(weights, batch.x)
+    alone = net.forward(weights, batch.x)
     for out in outs:
         torch.testing.assert_close(out.logits, alone.logits, rtol=1e-12, atol=1e-14)
         torch.testing.assert_close(out.features, alone.features, rtol=1e-12, atol=1e-14)

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedlens.algorithms import FedAvg, FedAvgM, FedDyn, FedNova, FedProx, FedSAM, FineTuned, Local, Scaffold
 from fedlens.algorithms.finetune import FineTune
 from fedlens.core.algorithm import Algorithm
-from fedlens.core.batches import as_it_is
+from fedlens.core.batches import identity
 from fedlens.core.network import Network
 from fedlens.core.rng import generator, seeded
 from fedlens.core.run import run
@@ -175,7 +175,7 @@ def test_a_cohort_of_one_returns_that_client(recipe):
 
 def test_equal_clients_are_one_client():
     """Three clients that own the same examples and see all of them in a step; sums in another order, hence rounding."""
-    alone = federation((13,), as_it_is)
+    alone = federation((13,), identity)
     thrice = replace(alone, train={k: alone.train[0] for k in range(3)}, test={k: alone.test[0] for k in range(3)})
     world, found = World(((0,),) * 3, batch=13), []
     for cohorts, clients in ((((0,),) * 3, alone), (EVERYONE, thrice)):
@@ -268,7 +268,7 @@ def test_a_client_without_examples_counts_for_nothing(steps):
 def test_a_batch_larger_than_a_client_is_all_of_it_once(sizes):
     """Without BatchNorm the wrapped row is the plain loss of the client, whatever row was drawn."""
     world = World(EVERYONE[:1], momentum=0.0, epochs=2, sizes=sizes, batch=8, norm=False)
-    data, ends = federation(sizes, as_it_is), []
+    data, ends = federation(sizes, identity), []
     for k in range(3):
         model = world.model()
         descent = torch.optim.SGD(model.parameters(), RATE, weight_decay=WEIGHT_DECAY)
@@ -332,7 +332,7 @@ def test_personal_models_have_shared_parameters_and_own_statistics():
     world = World(NEVER_THE_LAST)
     outcome, expected = world.run(FedAvg(), buffers="local"), private_statistics(world)
     job = replace(outcome.jobs[-1], download=FedAvg().broadcast(outcome.server), round=outcome.server.round)
-    x = federation(SIZES, as_it_is).data.x[:5]
+    x = federation(SIZES, identity).data.x[:5]
     answers = []
     for k in range(3):
         client, _ = outcome.engine.open(job, k)
@@ -384,7 +384,7 @@ def test_integers_and_constants_are_never_sent_or_averaged(recipe, kind):
         for message in (job.download, server.state, *(reply.upload for reply in replies)):
             sent.update((path.rpartition("/")[2], leaf.dtype) for path, leaf in message.paths())
 
-    clients = Sequential(net, federation(SIZES, as_it_is))
+    clients = Sequential(net, federation(SIZES, identity))
     run(recipe, net, clients, World(TWO_OF_THREE).stage(), seed=SEED, observe=observe)
     names = {"weight", *(name for name, _ in Net().named_parameters()), "norm.running_mean", "norm.running_var"}
     assert sent <= {(name, torch.float64) for name in names}
@@ -491,7 +491,7 @@ class TracksTwice(FedSAM):
 
     def gradient(self, client, local, batch):
         grads = super().gradient(client, local, batch)
-        client.net.look(local, batch.x, train=True, key=batch.key)
+        client.net.forward(local, batch.x, train=True, key=batch.key)
         return grads
 
 

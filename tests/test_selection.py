@@ -449,12 +449,12 @@ def test_a_network_settles_without_dropout_and_writes_nothing():
     net = Network(Spread(), "fp64")
     weights, x = net.initial_weights(), images(8)
     seen, before = net.module.first(x), weights.clone()  # pyright: ignore
-    found = net.settled(weights, x).buffers
+    found = net.with_batch_statistics(weights, x).buffers
     torch.testing.assert_close(found["norm.running_mean"], seen.mean((0, 2, 3)))
     torch.testing.assert_close(found["norm.running_var"], seen.var((0, 2, 3)))
     assert all(torch.equal(before.buffers[name], weights.buffers[name]) for name in before.buffers)
-    assert net.settled(weights, x[:1]) is weights and net.module.norm.momentum == 0.1  # pyright: ignore
-    trained = net.look(weights.clone(), x, train=True, key=torch.tensor(3)).logits
+    assert net.with_batch_statistics(weights, x[:1]) is weights and net.module.norm.momentum == 0.1  # pyright: ignore
+    trained = net.forward(weights.clone(), x, train=True, key=torch.tensor(3)).logits
     assert not torch.equal(trained, net(weights, x)) and torch.equal(net(weights, x), net(weights, x))
 
 

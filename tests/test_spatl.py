@@ -14,7 +14,7 @@ from torch import nn
 
 from fedlens import config
 from fedlens.algorithms import SPATL, FedAvg, FedPer, OfficialSPATL, Scaffold, spatl
-from fedlens.core.batches import Federation, Shard, as_it_is, kept_back, plan
+from fedlens.core.batches import Federation, Shard, identity, plan, split_holdout
 from fedlens.core.errors import BadInput
 from fedlens.core.memories import Memories
 from fedlens.core.network import Network
@@ -98,7 +98,7 @@ def play(
 ) -> Outcome:
     world = world or World(sizes=LARGE)
     net, replies, jobs = network(kind), [], []
-    engine = Sequential(net, data or federation(world.sizes, as_it_is), checked=True)
+    engine = Sequential(net, data or federation(world.sizes, identity), checked=True)
 
     def observe(server, job, answers):
         replies.append(answers)
@@ -480,8 +480,8 @@ def test_of_a_pretrained_agent_the_head_alone_may_learn(tmp_path):
 class HoldsOut(SPATL):
     """Trains on the images that a client trains on whose agent is rewarded on the others."""
 
-    def holds_out(self, examples):
-        return SPATL().holds_out(examples)
+    def holdout_size(self, examples):
+        return SPATL().holdout_size(examples)
 
 
 def trains_like(selector: str) -> SPATL:
@@ -490,14 +490,14 @@ def trains_like(selector: str) -> SPATL:
 
 def test_rewards_are_measured_on_images_that_are_never_trained_on():
     """A twentieth of them, the same ones in every round; what they show does not reach the weights."""
-    assert [SPATL().holds_out(n) for n in (0, 1, 2, 40, 41, 10**6)] == [0, 0, 1, 2, 3, 1000]
-    assert SPATL(validation=1).holds_out(40) == 1 and SPATL(selector="uniform").holds_out(40) == 0
+    assert [SPATL().holdout_size(n) for n in (0, 1, 2, 40, 41, 10**6)] == [0, 0, 1, 2, 3, 1000]
+    assert SPATL(validation=1).holdout_size(40) == 1 and SPATL(selector="uniform").holdout_size(40) == 0
     index = torch.arange(100, 140)
-    mine, held = kept_back(index, 2, 5)
+    mine, held = split_holdout(index, 2, 5)
     assert sorted([*mine.tolist(), *held.tolist()]) == index.tolist() and len(held) == 2
-    assert torch.equal(held, kept_back(index, 2, 5)[1]) and not torch.equal(held, kept_back(index, 2, 6)[1])
-    data = federation(LARGE, as_it_is)
-    others = torch.cat([kept_back(data.train[i], SPATL().holds_out(n), i)[1] for i, n in enumerate(LARGE)])
+    assert torch.equal(held, split_holdout(index, 2, 5)[1]) and not torch.equal(held, split_holdout(index, 2, 6)[1])
+    data = federation(LARGE, identity)
+    others = torch.cat([split_holdout(data.train[i], SPATL().holdout_size(n), i)[1] for i, n in enumerate(LARGE)])
     spoilt = data.data.x.clone()
     spoilt[others] = torch.nan
     world = World(((0, 1),), sizes=LARGE)
@@ -509,7 +509,7 @@ def test_rewards_are_measured_on_images_that_are_never_trained_on():
 
 
 def test_rewards_are_accuracies_of_sub_models():
-    net, data = network(Net), federation((40, 300), as_it_is)
+    net, data = network(Net), federation((40, 300), identity)
     weights, (layer,) = net.initial_weights(), layer_graph(net).layers
     tried = [{"conv": 0b0101}, {"conv": 0b1000}, {}]
     whole = Shard(data.data, data.train[1])
@@ -528,7 +528,7 @@ def test_rewards_are_accuracies_of_sub_models():
 
 def test_sub_models_with_norms_of_their_own():
     """By a plain module whose norm is told the mean and variance of what reaches it."""
-    net, data = network(Net), federation((40, 300), as_it_is)
+    net, data = network(Net), federation((40, 300), identity)
     weights, whole = net.initial_weights(), Shard(data.data, data.train[1])
     some = spatl.spaced(whole, 100)
     assert some.index.tolist() == whole.index[::3].tolist() and len(spatl.spaced(whole, 1000)) == 300
@@ -556,12 +556,12 @@ def test_a_search_may_judge_sub_models_with_norms_of_their_own(monkeypatch):
         return plain(net, weights, tried, part, settling)
 
     monkeypatch.setattr(spatl, "accuracies", watched)
-    data, world = federation(LARGE, as_it_is), World(((0,),), sizes=LARGE)
+    data, world = federation(LARGE, identity), World(((0,),), sizes=LARGE)
     play(SPATL(), world, data=data)
     assert settled_on and all(each is None for each in settled_on)
     settled_on.clear()
     play(SPATL(settle=True), world, data=data)
-    mine = kept_back(data.train[0], SPATL().holds_out(LARGE[0]), 0)[0]
+    mine = split_holdout(data.train[0], SPATL().holdout_size(LARGE[0]), 0)[0]
     assert settled_on and all(torch.equal(each, data.data.x[mine[::38]]) for each in settled_on)
 
 
@@ -585,14 +585,14 @@ def test_a_search_costs_no_more_than_an_epoch(images, preset, rounds):
     recipe, world = SPATL(**SPATL.presets[preset]), World(((0,),) * rounds, sizes=(images,), epochs=1, batch=50)
     Counted.passed.clear()
     found = play(recipe, world, kind=Counted)
-    trained = images - recipe.holds_out(images)
+    trained = images - recipe.holdout_size(images)
     assert Counted.passed[True] >= rounds * trained and not found.memory(0).selection.reward.isnan()
-    assert recipe.holds_out(images) * 20 < Counted.passed[False] <= 3 * rounds * trained
+    assert recipe.holdout_size(images) * 20 < Counted.passed[False] <= 3 * rounds * trained
 
 
 def test_settling_stops_where_it_costs_too_much():
     def settled_on(images: int, episodes: int) -> int:
-        mine = Shard(federation((images,), as_it_is).data, torch.arange(images))
+        mine = Shard(federation((images,), identity).data, torch.arange(images))
         some = SPATL(settle=True).settling(mine, -(-images // 20), episodes)
         return 0 if some is None else len(some)
 
@@ -603,7 +603,7 @@ def test_settling_stops_where_it_costs_too_much():
 
 def test_a_client_that_shows_one_class_takes_the_same_ratio_everywhere(monkeypatch):
     monkeypatch.setattr(spatl, "search", lambda *_: pytest.fail("there is nothing to learn"))
-    data = federation(LARGE, as_it_is)
+    data = federation(LARGE, identity)
     one = replace(data, data=replace(data.data, y=torch.zeros_like(data.data.y)))
     world = World(((0, 1),), sizes=LARGE)
     found = play(SPATL(), world, data=one)
@@ -622,7 +622,7 @@ def test_a_run_resumes_from_bytes_after_every_round(tmp_path):
 
     for stop in range(1, len(timetable(recipe, world.stage()))):
         folder = tmp_path / str(stop)
-        first = Sequential(network(), federation(LARGE, as_it_is), memories=Memories(folder))
+        first = Sequential(network(), federation(LARGE, identity), memories=Memories(folder))
 
         def halt(server, job, replies, stop=stop, first=first):
             if server.round == stop:
@@ -631,7 +631,7 @@ def test_a_run_resumes_from_bytes_after_every_round(tmp_path):
 
         with pytest.raises(Stopped) as caught:
             run(recipe, network(), first, world.stage(), seed=SEED, observe=halt)
-        second = Sequential(network(), federation(LARGE, as_it_is), memories=Memories(folder, round=stop))
+        second = Sequential(network(), federation(LARGE, identity), memories=Memories(folder, round=stop))
         state = decode(caught.value.args[0])
         found = run(recipe, network(), second, world.stage(), seed=SEED, state=state, round=stop)
         assert same(expected.state, found.state)

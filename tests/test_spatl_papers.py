@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedlens import config
 from fedlens.algorithms.spatl import accuracies
-from fedlens.core.batches import Shard, kept_back, plan
+from fedlens.core.batches import Shard, plan, split_holdout
 from fedlens.core.errors import BadInput
 from fedlens.core.rng import generator, key
 from fedlens.core.tree import Tree
@@ -313,8 +313,8 @@ def test_sub_models_with_sums_and_norms(residual):
         def right(module, x=x, y=y, test=test):
             return int((module.eval()(x[test]).argmax(1) == y[test]).sum()) / len(test)
 
-        for part, as_it_is in (({}, "own"), (more, "smaller")):
-            assert one[as_it_is] == right(sliced(run.net, own, part))
+        for part, identity in (({}, "own"), (more, "smaller")):
+            assert one[identity] == right(sliced(run.net, own, part))
         for part, anew, tuned in (({}, "own_settled", "own_tuned"), (more, "settled", "tuned")):
             module = settled_by_hand(sliced(run.net, own, part), x[mine[order]].split(16))
             assert one[anew] == right(module)
@@ -330,7 +330,7 @@ def test_an_agent_is_asked_as_its_run_asked_it(residual):
     run, _ = residual
     task = spatl_figures.Selection.of(run)
     weights, net = run.model(task.client), run.net
-    mine, held = kept_back(run.federation.train[task.client], task.images, task.client)
+    mine, held = split_holdout(run.federation.train[task.client], task.images, task.client)
     x, y = run.federation.data.prepare(run.images.x, None), run.images.y
     for kept in (task.choice.uniform(), task.choice.kept([0.4] * len(task.choice.layers))):
         module = settled_by_hand(sliced(net, weights, task.choice.costs.computed(kept)), [x[mine]])
@@ -360,7 +360,7 @@ def trained_on(run, client, module, filled=False) -> float:
 # ---- the agent -------------------------------------------------------------------------------------------------------
 def test_rewards_by_networks_that_are_really_cut(out):
     found, run = told(out, "figure7"), OpenedRun.open(folder_of(out, "accuracy", "spatl"))
-    held = {c: kept_back(mine, -(-len(mine) // 20), c)[1] for c, mine in run.federation.train.items()}
+    held = {c: split_holdout(mine, -(-len(mine) // 20), c)[1] for c, mine in run.federation.train.items()}
     client = max(held, key=lambda number: len(held[number]))
     assert (found["client"], found["images"]) == (client, len(held[client]))
     net, algorithm = run.net, run.experiment.algorithm

@@ -12,6 +12,7 @@ import re
 import sys
 import types
 import typing
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -72,6 +73,14 @@ ALIASES = {
     "eval_every": "evaluate.every",
     **dict.fromkeys(("defence", "defense", "defenses"), "defences"),
     "attack.kind": "attack",
+}
+# Keys that were called otherwise in an earlier version: understood everywhere, and a word gets a note.
+RENAMED = {
+    "policy.least": "policy.min_replies",
+    "policy.failures": "policy.max_failures",
+    "policy.rest": "policy.cooldown",
+    "policy.largest": "policy.max_reply_mib",
+    "policy.claim": "policy.max_weight_share",
 }
 
 
@@ -168,7 +177,9 @@ def setting(word: str) -> tuple[str, Any]:
     typed = typed.strip().lstrip("-").replace("-", "_")
     if not equals or not typed:
         raise BadInput(f"{word!r} is not of the form key=value")
-    key = _canonical(typed)
+    key = RENAMED.get(typed) or _canonical(typed)
+    if typed in RENAMED:
+        warnings.warn(f"{typed} is now called {key}", FutureWarning, stacklevel=2)
     if _types(Experiment).get(key) is str:
         return key, text  # the name of a file or a folder, as it was typed
     try:
@@ -373,6 +384,7 @@ def _dataclass(kind: type, raw: Any, path: str, name: str = "") -> Any:
     known, prefix = _types(kind), f"{path}." if path else ""
     if not isinstance(raw, dict):
         raise BadInput(f"{path} is {raw!r}, but it should have fields such as {', '.join(known)}")
+    raw = {RENAMED.get(f"{prefix}{key}", f"{prefix}{key}").rpartition(".")[2]: value for key, value in raw.items()}
     for key in raw:
         if key not in known:
             owner = f" of {name}" if name else ""

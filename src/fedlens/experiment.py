@@ -127,7 +127,7 @@ class Experiment:
             defences=self.defences,
         )
 
-    def placed(self) -> Experiment:
+    def resolved(self) -> Experiment:
         """The same experiment with engine, workers, device and precision decided for this machine."""
         device = self.device
         if device == "auto":
@@ -162,9 +162,9 @@ class Experiment:
         """uplink=dp states what it does of the cohorts that are drawn; with trust=aggregator, of everyone's noise."""
         for transform in self.uplink:
             trust = getattr(transform, "trust", None)
-            if trust and (self.policy.oversample or self.policy.failures):
+            if trust and (self.policy.oversample or self.policy.max_failures):
                 raise BadInput(
-                    "uplink dp accounts for cohorts as they are drawn: no policy.oversample, policy.failures"
+                    "uplink dp accounts for cohorts as they are drawn: no policy.oversample, policy.max_failures"
                 )
             if trust == "aggregator" and self.faults:
                 raise BadInput(
@@ -269,14 +269,14 @@ def check_device(device: str) -> None:
         raise BadInput(f"device is {device!r}, but torch sees {count or 'no'} GPU here; device=cpu works everywhere")
 
 
-def parts(experiment: Experiment) -> tuple[Network, Federation]:
+def build(experiment: Experiment) -> tuple[Network, Federation]:
     """What an engine needs, built anew from the configuration: in this process or in a worker."""
     images = experiment.data.load()
     net, (federation, _) = experiment.network(images), experiment.federation(images)
-    return net.to(experiment.device), settled(experiment, federation)
+    return net.to(experiment.device), to_device(experiment, federation)
 
 
-def settled(experiment: Experiment, federation: Federation) -> Federation:
+def to_device(experiment: Experiment, federation: Federation) -> Federation:
     """On the experiment's device; the images stay on the host when that is asked for, or when they do not fit."""
     too_large = experiment.residency == "auto" and federation.data.x.nbytes > room_for_images(experiment.device)
     hosted = experiment.residency == "host" or too_large

@@ -125,6 +125,6 @@ class WithSharedData:
         x, y = unpacked(client.shared, index, batch.x)
         trained = Tree({name: p for name, p in weights.params.items() if p.requires_grad})
         only = trained if len(trained) < len(weights.params) else None  # a frozen norm stays frozen here, too
-        logits = client.net.look(weights, x, train=True, key=fold(batch.key, "second pass"), only=only).logits
+        logits = client.net.forward(weights, x, train=True, key=fold(batch.key, "second pass"), only=only).logits
         own = loss * (1 - self.weight) if self.mix == "convex" else loss
         return own + self.weight * F.cross_entropy(logits, y)

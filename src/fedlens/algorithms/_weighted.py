@@ -15,15 +15,15 @@ from ..core.tree import Tree
 
 
 @dataclass(frozen=True)
-class Reweighed(Errand):
+class Weighted(Errand):
     """Training under weights that a subclass sets in `aggregate`: all else is the base's."""
 
-    moves: ClassVar[bool] = True  # it asks as an errand does, and trains
+    updates_model: ClassVar[bool] = True  # it asks as an errand does, and trains
     say: ClassVar[str]  # what decides on the weights, for a base that has none: "labels have"
 
     @property
-    def judged(self):  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.base.judged
+    def evaluated_as(self):  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.base.evaluated_as
 
     def start(self, client):
         return self.base.start(client)
@@ -36,7 +36,7 @@ class Reweighed(Errand):
         return upload, memory
 
 
-def given(uploads: Sequence[Tree], weights: Sequence[float]) -> list[Tree]:
+def with_weights(uploads: Sequence[Tree], weights: Sequence[float]) -> list[Tree]:
     """The same uploads under these weights."""
     exact = (torch.tensor(weight, dtype=torch.float64) for weight in weights)
     return [upload.replace(weight=weight) for upload, weight in zip(uploads, exact, strict=True)]
@@ -44,7 +44,7 @@ def given(uploads: Sequence[Tree], weights: Sequence[float]) -> list[Tree]:
 
 # ---- when ------------------------------------------------------------------------------------------------------------
 def reweighed(
-    base: Recipe, plan: Stage, find: Errand | None, training: Reweighed, *, epochs: int = 0, every: int = 0
+    base: Recipe, plan: Stage, find: Errand | None, training: Weighted, *, epochs: int = 0, every: int = 0
 ) -> Iterator[Stage]:
     """The base's stages as `training`; what its weights need is found where memories begin, and `every` so many rounds.
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..core.algorithm import Errand, Server
 from ..core.batches import Dataset, Shard, plan
-from ..core.check import misshapen
+from ..core.check import shape_mismatch
 from ..core.errors import BadInput
 from ..core.evaluate import pieces
 from ..core.fields import Count, Number, Open, Positive, Several
@@ -53,7 +53,7 @@ class FedAux:
         # The uplink would refuse the first update, after scores have left.
         if any(isinstance(transform, ClientPrivacy) for transform in plan.uplink):
             raise BadInput("uplink dp protects delta alone, but fedaux also uploads scores and a ticket")
-        training = ByLikeness(steps=self.steps, batch=self.batch, lr=self.lr)
+        training = WeightedDistillation(steps=self.steps, batch=self.batch, lr=self.lr)
         for stage in training.stages(plan):
             yield replace(stage.errand(Score(base=stage.algorithm, by=self)), fresh=stage.fresh)
             yield replace(stage, fresh=False)
@@ -81,7 +81,7 @@ class Score(Errand):
 
     by: FedAux = FedAux()
 
-    judged: ClassVar = ()  # no model moves
+    evaluated_as: ClassVar = ()  # no model moves
     needs_public_data: ClassVar = True
 
     def setup(self, server):
@@ -109,8 +109,8 @@ class Score(Errand):
         ticket = torch.tensor(key(client.key, "ticket"))
         return Tree(scores=scores, ticket=ticket), Tree(ticket=ticket)
 
-    def objection(self, server, upload, expected):
-        return misshapen(upload, expected)
+    def validate_upload(self, server, upload, expected):
+        return shape_mismatch(upload, expected)
 
     def aggregate(self, server, uploads):
         found = {name: torch.stack([upload[name] for upload in uploads]) for name in ("scores", "ticket")}
@@ -142,7 +142,7 @@ class Score(Errand):
 
 
 @dataclass(frozen=True)
-class ByLikeness(FedDF):
+class WeightedDistillation(FedDF):
     """FedAux's training. down: model; up: delta, ticket, weight; memory: ticket"""
 
     def initial_memory(self, client):
@@ -152,8 +152,8 @@ class ByLikeness(FedDF):
         upload, memory = super().finish(client, local)
         return upload.replace(ticket=client.memory.ticket), memory
 
-    def objection(self, server, upload, expected):
-        other = super().objection(server, upload, expected)
+    def validate_upload(self, server, upload, expected):
+        other = super().validate_upload(server, upload, expected)
         known = server.state.tickets.tolist() if "tickets" in server.state else []
         return other or ("" if int(upload.ticket) in known else "no scores were given under its ticket")
 
@@ -177,7 +177,7 @@ def features(net: Network, weights: Tree, shard: Shard) -> Tensor:
     """[images, width] each of norm one, in pieces."""
     width, _ = head_shape(net, "fedaux")
     with torch.no_grad():
-        found = [F.normalize(net.look(weights, piece.x).features.flatten(1)) for piece in pieces(shard)]
+        found = [F.normalize(net.forward(weights, piece.x).features.flatten(1)) for piece in pieces(shard)]
     return torch.cat(found) if found else next(iter(weights.params.values())).new_zeros(0, width)
 
 
@@ -225,8 +225,8 @@ def pretrained(server: Server, model: Tree, data: Dataset, by: FedAux) -> Tree:
         params = both.map(lambda leaf: leaf.detach().requires_grad_())
         with torch.enable_grad():
             pair = torch.cat([view(x, fold(seed, name)) for name in ("one", "other")])
-            out = net.look(model.replace(params=params.body), pair, train=True, key=fold(seed, "network"))
-            seen = structure(Projection, width).call(
+            out = net.forward(model.replace(params=params.body), pair, train=True, key=fold(seed, "network"))
+            seen = structure(Projection, width).apply(
                 projection.replace(params=params.projection), passed, out.features.flatten(1)
             )
             grads = grad(contrast(seen), params)

@@ -107,7 +107,7 @@ def distilled(net: Network, model: Tree, shard: Shard, targets: Tensor, batches:
         state = state.replace(lr=torch.full_like(state.lr, lr * Cosine()(t, len(batches.rows))))
         params = student.params.map(lambda leaf: leaf.detach().requires_grad_())
         with torch.enable_grad():
-            log = net.look(student.replace(params=params), x).logits.log_softmax(1)
+            log = net.forward(student.replace(params=params), x).logits.log_softmax(1)
             loss = weighted(F.kl_div(log, target, reduction="none").sum(1), Tree(weight=weight.to(x)))
             grads = grad(loss, params)
         descent.update_(student.params, grads, state)

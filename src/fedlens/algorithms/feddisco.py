@@ -13,7 +13,7 @@ from ..core.fields import NonNegative
 from ..core.tree import Tree
 from ..core.weighting import by_examples
 from ..models.generators import head_shape
-from ._weighted import Reweighed, given, reweighed
+from ._weighted import Weighted, reweighed, with_weights
 from .fedavg import FedAvg
 
 Discrepancy = Literal["kl", "l1", "l2", "cosine"]
@@ -47,7 +47,7 @@ class FedDISCO:
 class CountLabels(Errand):
     """Every client says how many examples of each class it has. down: as its base; up: counts"""
 
-    judged: ClassVar = ()  # no model moves
+    evaluated_as: ClassVar = ()  # no model moves
 
     def finish(self, client, local):
         return Tree(counts=label_counts(client)), Tree()
@@ -64,7 +64,7 @@ def label_counts(client: Client) -> Tensor:
 
 
 @dataclass(frozen=True)
-class ByDiscrepancy(Reweighed):
+class ByDiscrepancy(Weighted):
     """Training whose weights follow the labels: all else is the base's.
 
     down: as its base, target if that is global; up: as its base, discrepancy; memory: as its base
@@ -95,7 +95,7 @@ class ByDiscrepancy(Reweighed):
 
     def aggregate(self, server, uploads):
         weights, apart = ([float(upload[name]) for upload in uploads] for name in ("weight", "discrepancy"))
-        return self.base.aggregate(server, given(uploads, weighed(weights, apart, self.by)))
+        return self.base.aggregate(server, with_weights(uploads, weighed(weights, apart, self.by)))
 
     def notes(self, replies):
         return self.base.notes(replies)

@@ -40,7 +40,7 @@ class FedDyn(Algorithm):
     def gradient(self, client, local, batch):
         """Of the loss - <dual, w> + alpha/2 |w - received|^2, over what is shared."""
         grads, received = super().gradient(client, local, batch), client.received.model.params
-        pull = (self.shared(client.net, local).params - received) * self.alpha - client.memory.dual
+        pull = (self.shared_part(client.net, local).params - received) * self.alpha - client.memory.dual
         grads = grads | (grads.within(pull) + pull.within(grads))
         return grads if self.clip is None else clipped(grads, self.clip)
 

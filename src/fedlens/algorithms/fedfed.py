@@ -66,7 +66,7 @@ class FedFed:
     def again(self, vae: Tree, x: Tensor, noise: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """(q(x), mean and log-variance of its code); without noise nothing is random."""
         noise = x.new_zeros(len(x), self.latent) if noise is None else noise
-        return structure(Vae, *self.sizes(x)).call(vae, Vae.forward, x, noise)
+        return structure(Vae, *self.sizes(x)).apply(vae, Vae.forward, x, noise)
 
     def sizes(self, x: Tensor) -> tuple[tuple[int, ...], int, int]:
         return tuple(x.shape[1:]), self.latent, self.width
@@ -145,7 +145,7 @@ class Distil(Algorithm):
             rest + sigma * normal(fold(batch.key, name), *x.shape).to(x)
             for name, sigma in (("first noise", by.sigma1), ("second noise", by.sigma2))
         ]
-        out = client.net.look(local, torch.cat([*noisy, x]), train=True, key=fold(batch.key, "classifier"))
+        out = client.net.forward(local, torch.cat([*noisy, x]), train=True, key=fold(batch.key, "classifier"))
         share = batch.weight / batch.weight.sum()
         wrong = (F.cross_entropy(out.logits, batch.y.repeat(3), reduction="none").view(3, -1) * share).sum(1)
         apart = (rest.square().flatten(1).mean(1) * share).sum()
@@ -172,7 +172,7 @@ class Exchange(Errand):
 
     by: FedFed = FedFed()
 
-    judged: ClassVar = ()  # no model moves
+    evaluated_as: ClassVar = ()  # no model moves
     fills_shared: ClassVar = True  # another that does would take its place
 
     def broadcast(self, server):
@@ -190,13 +190,13 @@ class Exchange(Errand):
     def finish(self, client, local):
         seed = torch.tensor(client.key, device=client.data.index.device)
         blocks = client.data.chunks(_BLOCK) or [client.data]
-        gifts = [
+        released = [
             self.by.released(client.received.vae, block.x, block.y, fold(seed, f"images {number}"))
             for number, block in enumerate(blocks)
         ]
-        return Tree({name: torch.cat([gift[name] for gift in gifts]) for name in gifts[0]}), Tree()
+        return Tree({name: torch.cat([gift[name] for gift in released]) for name in released[0]}), Tree()
 
-    def objection(self, server, upload, expected):
+    def validate_upload(self, server, upload, expected):
         _, classes = head_shape(server.net, "fedfed")
         return fault(upload, expected, classes)
 

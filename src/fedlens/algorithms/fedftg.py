@@ -56,9 +56,9 @@ class FedFTG(Algorithm):
         shape = torch.tensor(client.data.whole.x[client.data.index[:1]].shape[1:], dtype=torch.int32)
         return upload.replace(counts=label_counts(client), shape=shape), memory
 
-    def objection(self, server, upload, expected):
+    def validate_upload(self, server, upload, expected):
         """Images of the size that a client says are made here."""
-        other = super().objection(server, upload, expected)
+        other = super().validate_upload(server, upload, expected)
         size = upload.shape.tolist()
         return other or ("" if size == expected.shape.tolist() else f"it says that images have the shape {size}")
 
@@ -104,7 +104,7 @@ class FedFTG(Algorithm):
     ) -> tuple[Tensor, Tensor]:
         """Images, and what the clients' models together say of them."""
         with torch.no_grad():
-            images = maker.call(generator, passed, noise, y)
+            images = maker.apply(generator, passed, noise, y)
             said = torch.zeros_like(shares[:1])
             for teacher, share in zip(teachers(server, uploads), shares, strict=True):
                 said = said + share[y, None] * server.net(teacher, images).softmax(1)
@@ -137,7 +137,7 @@ def disagreement(
     generator: Tree,
 ) -> Tensor:
     """What the generator minimises for one client: images of which its model is sure, and the average far from it."""
-    images = maker.call(generator, passed, noise, y, train=True)
+    images = maker.apply(generator, passed, noise, y, train=True)
     theirs, ours = net(teacher, images), net(student, images)
     far = (share * (ours - theirs.detach()).abs().mean(1)).mean()
     sure = (share * F.cross_entropy(theirs, y, reduction="none")).mean()

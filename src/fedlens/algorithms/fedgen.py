@@ -91,7 +91,7 @@ class FedGen(Algorithm):
                 made = self.made(net, generator.replace(params=params), noise, y, train=True)
                 loss = diversity(noise, made)
                 for head, share in zip(heads, shares, strict=True):
-                    said = net.call(server.state.model | head, _head, made).to(made)
+                    said = net.apply(server.state.model | head, _head, made).to(made)
                     loss = loss + (share[y] * F.cross_entropy(said, y, reduction="none")).mean()
                 grads = grad(loss, params)
             descent.update_(generator.params, grads, descending)
@@ -99,7 +99,7 @@ class FedGen(Algorithm):
 
     def made(self, net: Network, generator: Tree, noise: Tensor, y: Tensor, *, train: bool = False) -> Tensor:
         """Features for these labels."""
-        return structure(LatentGenerator, *self.sizes(net)).call(generator, passed, noise, y, train=train)
+        return structure(LatentGenerator, *self.sizes(net)).apply(generator, passed, noise, y, train=train)
 
     # ---- client ----
     def loss(self, client, weights, batch, out):
@@ -109,7 +109,7 @@ class FedGen(Algorithm):
             noise = normal(fold(batch.key, f"noise for {purpose}"), len(y), self.noise).to(out.logits)
             made = self.made(client.net, received.generator, noise, y)
             key = fold(batch.key, f"head on {purpose}")
-            return client.net.call(weights, _head, made, train=True, key=key).to(out.logits)
+            return client.net.apply(weights, _head, made, train=True, key=key).to(out.logits)
 
         if self.beta:
             with torch.no_grad():

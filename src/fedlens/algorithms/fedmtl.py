@@ -62,7 +62,9 @@ class FedMTL(Algorithm):
 
     def finish(self, client, local):
         own = Tree(params=local.params, buffers=local.buffers)
-        return Tree(delta=self.shared(client.net, own) - self.shared(client.net, client.memory.own)), Tree(own=own)
+        return Tree(delta=self.shared_part(client.net, own) - self.shared_part(client.net, client.memory.own)), Tree(
+            own=own
+        )
 
     def aggregate(self, server, uploads):
         """The mean over all clients; those that did not answer are where they were."""

@@ -15,12 +15,12 @@ class FedNova(Algorithm):
     down: model; up: delta, weight, reach; memory: nothing
     """
 
-    needs_reach = True
+    needs_effective_steps = True
 
     def finish(self, client, local):
         """delta.params is what one step moved: the update divided by the reach of the client's steps."""
         upload, memory = super().finish(client, local)
-        reach = client.optimizer.reach(client.steps)
+        reach = client.optimizer.effective_steps(client.steps)
         pace = upload.delta.params / reach if reach else upload.delta.params
         delta = upload.delta.replace(params=pace)
         return upload.replace(delta=delta, reach=torch.tensor(reach, dtype=torch.float64)), memory

@@ -18,5 +18,5 @@ class FedProx(Algorithm):
     def gradient(self, client, local, batch):
         """Of the loss + mu/2 |w - received|^2, over what is shared."""
         grads, received = super().gradient(client, local, batch), client.received.model.params
-        pull = (self.shared(client.net, local).params - received) * self.mu
+        pull = (self.shared_part(client.net, local).params - received) * self.mu
         return grads | (grads.within(pull) + pull.within(grads))

@@ -19,7 +19,7 @@ from ..core.rng import seeded
 from ..core.tree import Tree, grad
 from ._weighted import reweighed
 from .fedavg import FedAvg
-from .fedsls import Normalize, Weighed, finite, summed, unusable, weighting
+from .fedsls import Normalize, SaliencyWeighted, finite, summed, unusable, weighting
 
 Factor = Literal[2, 4, 8]
 Down = Literal["avgpool", "bilinear", "autoencoder"]
@@ -43,7 +43,7 @@ class FedSL:
     def stages(self, plan):
         counted = replace(plan, weighting=weighting("fedsl", plan, self.normalize))
         weigh = WeighPixels(f=self.f, down=self.down, epochs=self.epochs)
-        yield from reweighed(self.base, counted, weigh, Weighed())
+        yield from reweighed(self.base, counted, weigh, SaliencyWeighted())
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class WeighPixels(Errand):
     down: Down = "avgpool"
     epochs: Count = 20
 
-    judged: ClassVar = ()  # no model moves
-    unknown: ClassVar = ("saliency",)
+    evaluated_as: ClassVar = ()  # no model moves
+    may_be_nan: ClassVar = ("saliency",)
 
     def broadcast(self, server):
         return Tree(seed=torch.tensor(server.key)) if self.down == "autoencoder" else Tree()
@@ -78,7 +78,7 @@ class WeighPixels(Errand):
         """From images [B, C, H, W] to latents of sides H/f and W/f, rounded up."""
         if self.down == "autoencoder" and client.examples:
             net, weights = autoencoder(client, self.f, self.epochs)
-            return lambda x: net.look(weights, x).features
+            return lambda x: net.forward(weights, x).features
         return average_pool(self.f) if self.down == "avgpool" else bilinear(self.f)
 
     def notes(self, replies):
@@ -135,7 +135,7 @@ def autoencoder(client: Client, f: int, epochs: int) -> tuple[Network, Tree]:
         x = pixels(Shard(client.data.whole, client.data.index[row.to(client.data.index.device)]))
         params = weights.params.map(lambda leaf: leaf.detach().requires_grad_())
         with torch.enable_grad():
-            again = net.look(weights.replace(params=params), x).logits[..., : x.shape[2], : x.shape[3]]
+            again = net.forward(weights.replace(params=params), x).logits[..., : x.shape[2], : x.shape[3]]
             grads = grad(weighted((again - x).square().flatten(1).mean(1), Tree(weight=count.to(x))), params)
         descent.update_(weights.params, grads, state)
     return net, weights

@@ -17,7 +17,7 @@ from ..core.evaluate import pieces
 from ..core.fields import Number, Share
 from ..core.run import Reply
 from ..core.tree import Tree
-from ._weighted import Reweighed, given, reweighed
+from ._weighted import Weighted, reweighed, with_weights
 from .fedavg import FedAvg
 
 Normalize = Literal["sum", "mean"]
@@ -64,10 +64,10 @@ class FedSLS:
     reweighs: ClassVar[bool] = True  # there can be one such method
 
     def stages(self, plan):
-        training = Weighed(blend=self.blend, blend_with=self.blend_with)
+        training = SaliencyWeighted(blend=self.blend, blend_with=self.blend_with)
         counted = replace(plan, weighting=weighting("fedsls", plan, self.normalize))
         how = dict(epochs=self.pretrain_epochs, every=self.recompute_every)
-        yield from reweighed(self.base, counted, Weigh(by=self), training, **how)
+        yield from reweighed(self.base, counted, MeasureSaliency(by=self), training, **how)
 
     def of_images(self, client: Client, weights: Tree, piece: Shard) -> Tensor:
         """[images] R_i: the norms of all layers, tau^l each. Not a number where the network answers none."""
@@ -99,7 +99,7 @@ class FedSLS:
 
 # ---- what a client's number is made of -------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class Weigh(Errand):
+class MeasureSaliency(Errand):
     """Every client trains a copy that it throws away, plainly, and looks at its images with it.
 
     down: as its base; up: saliency; memory: saliency, with what its base remembers
@@ -107,8 +107,8 @@ class Weigh(Errand):
 
     by: Any = None  # of_images(client, weights, piece) -> [images]
 
-    judged: ClassVar = ()  # no model moves
-    unknown: ClassVar = ("saliency",)
+    evaluated_as: ClassVar = ()  # no model moves
+    may_be_nan: ClassVar = ("saliency",)
     begin, phase, step = Algorithm.begin, Algorithm.phase, Algorithm.step  # no proximal term, no control variates
 
     def start(self, client):
@@ -174,7 +174,7 @@ def weighting(name: str, plan: Stage, normalize: Normalize) -> BySaliency:
 
 
 @dataclass(frozen=True)
-class Weighed(Reweighed):
+class SaliencyWeighted(Weighted):
     """Training whose weights come from saliency: all else is the base's.
 
     down: as its base; up: as its base, examples; memory: saliency, with what its base remembers
@@ -186,7 +186,7 @@ class Weighed(Reweighed):
     blend: Share = 0.0
     blend_with: Blend = "samples"
 
-    unknown: ClassVar = ("weight",)
+    may_be_nan: ClassVar = ("weight",)
     say: ClassVar = "saliency has"
 
     def setup(self, server):
@@ -207,7 +207,7 @@ class Weighed(Reweighed):
                 (1 - self.blend) * mine + self.blend * theirs
                 for mine, theirs in zip(shares(weights), shares(others), strict=True)
             ]
-        state = self.base.aggregate(server, given(uploads, weights))
+        state = self.base.aggregate(server, with_weights(uploads, weights))
         return state.replace(fallbacks=server.state.fallbacks + fell_back)
 
     def notes(self, replies: Sequence[Reply]) -> list[str]:

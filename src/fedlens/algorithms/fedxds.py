@@ -141,7 +141,7 @@ class FedXDS:
         calibrate = metric_sigma if self.accounting == "metric" else analytic_sigma
         return calibrate(self.epsilon, self.delta, 2 * self.clip_norm)
 
-    def attributed(self, net: Network, weights: Tree, x: Tensor, y: Tensor, batch: int, seed: Tensor) -> Tensor:
+    def pixel_scores(self, net: Network, weights: Tree, x: Tensor, y: Tensor, batch: int, seed: Tensor) -> Tensor:
         """[images, 1, h, w]: what each pixel is worth, its colours added up."""
         if self.attribution == "random":
             return uniform(fold(seed, "mask"), len(x), 1, *x.shape[2:]).to(x)
@@ -187,9 +187,9 @@ class FedXDS:
 
     def released(self, net: Network, weights: Tree, x: Tensor, y: Tensor, seed: Tensor, batch: int = 64) -> Tree:
         """What leaves of these images, and how it is packed."""
-        return self.given_away(x, y, self.attributed(net, weights, x, y, batch, seed), seed)
+        return self.release(x, y, self.pixel_scores(net, weights, x, y, batch, seed), seed)
 
-    def given_away(self, x: Tensor, y: Tensor, worth: Tensor, seed: Tensor) -> Tree:
+    def release(self, x: Tensor, y: Tensor, worth: Tensor, seed: Tensor) -> Tree:
         """The same where it is known what each pixel is worth."""
         x, keep = self.masked(x, worth, seed)
         x = x + self.noise * normal(fold(seed, "noise"), *x.shape).to(x)
@@ -295,7 +295,7 @@ class Exchange(Errand):
     by: FedXDS = FedXDS()
     batch: int = 64
 
-    judged: ClassVar = ()  # no model moves
+    evaluated_as: ClassVar = ()  # no model moves
     fills_shared: ClassVar = True  # another that does would take its place
 
     def finish(self, client, local):
@@ -307,11 +307,11 @@ class Exchange(Errand):
         seed = torch.tensor(client.key, device=client.data.index.device)
         blocks = self.given(client).chunks(_BLOCK) or [client.data]
         seeds = [fold(seed, f"images {number}") for number in range(len(blocks))]
-        worths = self.worths(client.net, weights, blocks, seeds)
-        gifts = [by.given_away(block.x, block.y, *its) for block, *its in zip(blocks, worths, seeds, strict=True)]
-        return Tree({name: torch.cat([gift[name] for gift in gifts]) for name in gifts[0]}), Tree()
+        worths = self.block_scores(client.net, weights, blocks, seeds)
+        released = [by.release(block.x, block.y, *its) for block, *its in zip(blocks, worths, seeds, strict=True)]
+        return Tree({name: torch.cat([gift[name] for gift in released]) for name in released[0]}), Tree()
 
-    def worths(self, net: Network, weights: Tree, blocks: list[Shard], seeds: list[Tensor]) -> Iterator[Tensor]:
+    def block_scores(self, net: Network, weights: Tree, blocks: list[Shard], seeds: list[Tensor]) -> Iterator[Tensor]:
         """What the pixels of each block are worth."""
         by = self.by
         if by.mask_source == "class" and by.attribution != "random":
@@ -324,7 +324,7 @@ class Exchange(Errand):
         for first in range(0, len(blocks), together):
             some = blocks[first : first + together]
             x, y = (torch.cat([getattr(block, part) for block in some]) for part in ("x", "y"))
-            yield from by.attributed(net, weights, x, y, self.batch, seeds[first]).split([*map(len, some)])
+            yield from by.pixel_scores(net, weights, x, y, self.batch, seeds[first]).split([*map(len, some)])
 
     def given(self, client: Client) -> Shard:
         """The images that the client gives; a share of them, at least one, drawn by its own key."""
@@ -334,7 +334,7 @@ class Exchange(Errand):
         order = torch.randperm(len(client.data), generator=generator(key(client.key, "share")))[:count].sort().values
         return Shard(client.data.whole, client.data.index[order.to(client.data.index.device)])
 
-    def objection(self, server, upload, expected):
+    def validate_upload(self, server, upload, expected):
         return fault(upload, expected, _classes(server.net))
 
     def aggregate(self, server, uploads):

@@ -32,7 +32,7 @@ class FineTune(Errand):
 
     part: Literal["all", "head"] = "all"
 
-    judged: ClassVar = ("fine-tuned",)
+    evaluated_as: ClassVar = ("fine-tuned",)
 
     begin, phase, step = Algorithm.begin, Algorithm.phase, Algorithm.step  # training of its own, not the base's
 

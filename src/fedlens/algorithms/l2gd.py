@@ -85,4 +85,4 @@ class L2GD(Algorithm):
         if not bool(client.received.upload):
             return Tree(), memory
         weight = torch.as_tensor(client.weighting(client), dtype=torch.float64)
-        return Tree(model=self.shared(client.net, local), weight=weight), memory
+        return Tree(model=self.shared_part(client.net, local), weight=weight), memory

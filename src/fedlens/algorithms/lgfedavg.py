@@ -44,11 +44,11 @@ class LGFedAvg(Algorithm):
         """Names of all weights that stay."""
         return net.private.union(*layers(net)[: -self.shared_layers])
 
-    def shared(self, net, weights):
+    def shared_part(self, net, weights):
         low = self.low(net)  # once for all names: the layers of a deep network take a while to list
         return Tree(params=weights.params, buffers=weights.buffers).select(lambda name: name not in low)
 
-    def own(self, net, weights):
+    def private_part(self, net, weights):
         low = self.low(net)
         return Tree(params=weights.params, buffers=weights.buffers).select(lambda name: name in low)
 
@@ -62,7 +62,7 @@ class LGFedAvg(Algorithm):
             net(first, one.x)
         low, high = (
             [name for name in ran if name in {weight.rpartition(".")[0] for weight in part(net, first).params}]
-            for part in (self.own, self.shared)
+            for part in (self.private_part, self.shared_part)
         )
         if low and high and ran.index(high[0]) < len(ran) - ran[::-1].index(low[-1]):
             raise BadInput(

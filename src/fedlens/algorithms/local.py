@@ -23,7 +23,7 @@ class Local(Algorithm):
         return client.memory.private
 
     def finish(self, client, local):
-        return Tree(), Tree(private=self.own(client.net, local))
+        return Tree(), Tree(private=self.private_part(client.net, local))
 
     def aggregate(self, server, uploads):
         return server.state

@@ -33,7 +33,7 @@ class Moon(Algorithm):
         if not self.mu:
             return loss
         with torch.no_grad():
-            others = [client.net.look(w, batch.x).features for w in (self.start(client), client.memory.previous)]
+            others = [client.net.forward(w, batch.x).features for w in (self.start(client), client.memory.previous)]
         # Both at once: where they are the same model, the two gradients are summed before anything else and cancel.
         alike = F.cosine_similarity(out.features.flatten(1)[:, None], torch.stack(others, 1).flatten(2), dim=2)
         contrast = -F.logsigmoid((alike[:, 0] - alike[:, 1]) / self.temperature)

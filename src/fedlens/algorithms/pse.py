@@ -63,10 +63,10 @@ class PSE(FedPer):
         self.crosses(server.net)  # refused before anyone is asked
         return super().setup(server)
 
-    def own(self, net, weights):
+    def private_part(self, net, weights):
         if self.local_init == "persistent":  # all of it is remembered; what leaves is the same
             return Tree(params=weights.params, buffers=weights.buffers)
-        return super().own(net, weights)
+        return super().private_part(net, weights)
 
     def crosses(self, net: Network) -> bool:
         """Whether queries are exchanged."""
@@ -118,17 +118,17 @@ class PSE(FedPer):
         for weights, own_key, tap in zip(pair, (key, None), taps, strict=True):
             with tap:
                 if crosses:
-                    seen.append(net.call(weights, _maps, x, train=own_key is not None, key=own_key))
+                    seen.append(net.apply(weights, _maps, x, train=own_key is not None, key=own_key))
                 else:
-                    seen.append(net.look(weights, x, train=own_key is not None, key=own_key))
+                    seen.append(net.forward(weights, x, train=own_key is not None, key=own_key))
         if not crosses:
             return Seen(seen, torch.cat([out.logits for out in seen]))
-        out, back = net.call(pair[0], _exchanged, *seen, train=key is not None, key=key)
+        out, back = net.apply(pair[0], _exchanged, *seen, train=key is not None, key=key)
         features, logits = (t.to(x.dtype) for t in out)
         outs = [Tree(features=f, logits=z) for f, z in zip(features.chunk(2), logits.chunk(2), strict=True)]
         if self.score_path == "cross":
             return Seen(outs, logits, back)
-        (_, alone), _ = net.call(pair[0], _alone, *seen)
+        (_, alone), _ = net.apply(pair[0], _alone, *seen)
         return Seen(outs, alone.to(x.dtype))
 
     def evidence(self, net: Network, pair: Pair, batch: Tree, taps: tuple[Any, Any], seen: Seen) -> tuple[Tree, Tree]:

@@ -20,7 +20,7 @@ class Scaffold(Algorithm):
     clip: Positive | None = None  # of a mini-batch gradient's norm, before the correction: keeps controls from growing
 
     default_weighting = uniformly
-    needs_reach = True
+    needs_effective_steps = True
 
     def setup(self, server):
         state = super().setup(server)
@@ -42,7 +42,7 @@ class Scaffold(Algorithm):
         upload, memory = super().finish(client, local)
         moved = client.received.control.zeros()
         if client.steps:
-            pace = upload.delta.params / (-client.optimizer.lr * client.optimizer.reach(client.steps))
+            pace = upload.delta.params / (-client.optimizer.lr * client.optimizer.effective_steps(client.steps))
             moved = pace - client.received.control
         return upload.replace(control=moved), memory.replace(control=client.memory.control + moved)
 

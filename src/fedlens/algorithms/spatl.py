@@ -102,13 +102,13 @@ class SPATL(Algorithm):
             if not 0 < getattr(self, name) <= 1:
                 raise BadInput(f"algorithm.{name} is {getattr(self, name)}, but it should be above 0 and at most 1")
 
-    def holds_out(self, examples):
+    def holdout_size(self, examples):
         """So few that 30 looks at them cost half an epoch of training; a client's only image is trained on."""
         return max(0, min(self.validation, -(-examples // 20), examples - 1)) if self.selector == "rl" else 0
 
     def stages(self, plan):
         if self.control_scale:
-            plan.optimizer.reach(1)  # refused here, before anything is trained
+            plan.optimizer.effective_steps(1)  # refused here, before anything is trained
         if self.selector != "all" and (packs := [each.name for each in plan.uplink if each.packs]):
             raise BadInput(f"uplink {packs[0]} packs what spatl sends in parts already; leave it out, or selector=all")
         yield from super().stages(replace(plan, weighting=plan.weighting or WEIGHTINGS[self.weighed]))
@@ -148,18 +148,18 @@ class SPATL(Algorithm):
         download = super().broadcast(server)
         return download.replace(control=server.state.control) if self.control_scale else download
 
-    def objection(self, server, upload, expected):
+    def validate_upload(self, server, upload, expected):
         """kept says how many rows delta must have."""
         layers = self.layers(server.net)
         if not layers or "kept" not in expected:
-            return super().objection(server, upload, expected)
+            return super().validate_upload(server, upload, expected)
         if upload.kept.shape != expected.kept.shape:
             return f"kept is {list(upload.kept.shape)}, and should be {list(expected.kept.shape)}"
         rows, whole = row_indices(unpacked(upload.kept, layers), layers), server.state.model
         sent = expected.replace(delta=Tree({part: _short(tree, rows) for part, tree in whole.items()}))
         if self.control_scale and self.control_upload == "salient":
             sent = sent.replace(control=_short(server.state.control, rows))
-        return super().objection(server, upload, sent)
+        return super().validate_upload(server, upload, sent)
 
     def aggregate(self, server, uploads):
         """A filter that a client did not send moved by nothing there."""
@@ -244,7 +244,7 @@ class SPATL(Algorithm):
             return delta.zeros()
         if self.control_over == "steps":
             return delta / (-client.optimizer.lr * client.steps) - client.received.control
-        reach = client.optimizer.reach(client.steps)
+        reach = client.optimizer.effective_steps(client.steps)
         pace = delta / (-client.optimizer.lr * reach)
         share = self.control_scale * (client.steps / reach if self.control_at == "post_step" else 1)
         moved = pace - client.received.control * share
@@ -312,7 +312,7 @@ class SPATL(Algorithm):
         """Equation 4: the predictor alone learns, on what the encoder makes of the images; nothing of that moves."""
         net, device = client.net, client.data.index.device
         with torch.no_grad():
-            seen = [net.look(weights, piece.x).features for piece in pieces(client.data)]
+            seen = [net.forward(weights, piece.x).features for piece in pieces(client.data)]
         if not seen:
             return weights
         features, labels, weights = torch.cat(seen), client.data.y, weights.clone()
@@ -325,7 +325,7 @@ class SPATL(Algorithm):
             with torch.enable_grad():
                 leaves = params.map(lambda leaf: leaf.detach().requires_grad_())
                 mine = weights | Tree(params=leaves)
-                logits = net.call(mine, _predicted, features[row], train=True, key=seed).to(features)
+                logits = net.apply(mine, _predicted, features[row], train=True, key=seed).to(features)
                 slope = grad(client.objective(client, mine, batch, Tree(features=features[row], logits=logits)), leaves)
             client.optimizer.update_(params, slope, state)
         return weights | Tree(params=params)
@@ -383,7 +383,7 @@ def accuracies(
     for kept in tried:
         smaller = masked(weights, costs.computed(kept), graph)
         if settling is not None:
-            smaller = net.settled(smaller, settling)
+            smaller = net.with_batch_statistics(smaller, settling)
         correct.append(torch.stack([(net(smaller, x).argmax(1) == y).sum() for x, y in parts]).sum())
     return [count / len(part) for count in torch.stack(correct).tolist()]
 

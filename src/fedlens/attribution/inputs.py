@@ -105,7 +105,9 @@ def ask(
             raise BadInput(f"{name} keeps no running statistics, so that images would explain each other")
         if isinstance(part, torch.jit.ScriptModule):
             raise BadInput(f"{name} is TorchScript, which hides what it does; give the module it was made from")
-    net = net.at("fp32") if net.precision == "bf16" else net  # eight bits of mantissa are too few to divide by
+    net = (
+        net.with_precision("fp32") if net.precision == "bf16" else net
+    )  # eight bits of mantissa are too few to divide by
     weights = Tree(params=weights.params.map(torch.detach), buffers=weights.buffers.map(torch.detach))
     seen, classes = _probe(net, weights, x, differentiable)
     labels = _labels(x, y, target, classes)

@@ -102,7 +102,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class _Giver:
-    """All of a client that the choice of its gifts depends on."""
+    """All of a client that the choice of its released depends on."""
 
     key: int
     data: Shard
@@ -219,7 +219,7 @@ def trained(net: Network, images: Images, seed: int, *, epochs: int, size: int =
             losses = []
         params = weights.params.map(lambda p: p.detach().requires_grad_())
         with torch.enable_grad():
-            out = net.look(weights | Tree(params=params), images.x[row], train=True, key=fold(root, f"step {t}"))
+            out = net.forward(weights | Tree(params=params), images.x[row], train=True, key=fold(root, f"step {t}"))
             loss = torch.nn.functional.cross_entropy(out.logits, images.y[row], reduction="none")
             loss = (loss * weight.to(loss)).sum() / weight.to(loss).sum()
             slope = grad(loss, params)

@@ -176,7 +176,7 @@ def _gradient(step: Step, x: Tensor, soft: Tensor, net: Network) -> Tree:
     params = step.weights.params.map(lambda p: p.detach().requires_grad_())
     weights = step.weights.replace(params=params, buffers=step.weights.buffers.clone())
     with torch.enable_grad():
-        out = net.look(weights, x, train=True, key=torch.tensor(key("attack"), device=x.device))
+        out = net.forward(weights, x, train=True, key=torch.tensor(key("attack"), device=x.device))
         loss = -(soft.softmax(1) * out.logits.log_softmax(1)).sum(1).mean()
         wanted = list(step.gradient)
         slopes = torch.autograd.grad(
@@ -190,7 +190,7 @@ def _undefended(step: Step, batch: Images, net: Network) -> Step:
     params = step.weights.params.map(lambda p: p.detach().requires_grad_())
     weights = step.weights.replace(params=params, buffers=step.weights.buffers.clone())
     with torch.enable_grad():
-        out = net.look(weights, batch.x, train=True, key=torch.tensor(key("attack"), device=batch.x.device))
+        out = net.forward(weights, batch.x, train=True, key=torch.tensor(key("attack"), device=batch.x.device))
         slope = grad(F.cross_entropy(out.logits, batch.y), params)
     return Step(step.weights, slope, slope.map(torch.ones_like), "delta")
 

@@ -368,7 +368,7 @@ def bench(
     from ..simulate.run import matmuls, threads
     from .bench import JOBS, ON_CPU, SMALL, bench, draw
 
-    placed = Experiment(device=device).placed()
+    placed = Experiment(device=device).resolved()
     jobs = SMALL if small else ON_CPU if placed.device == "cpu" else JOBS
     with threads(1), matmuls(placed.precision):
         rows = [*bench(jobs, placed.precision, placed.device, placed.workers, repeats)]  # pyright: ignore[reportArgumentType]

@@ -15,7 +15,7 @@ from .. import config
 from ..core.algorithm import Server
 from ..core.batches import Dataset
 from ..core.errors import BadInput
-from ..core.run import Job, enter
+from ..core.run import Job, initial_state
 from ..core.tree import Tree
 from ..engines.sequential import Sequential
 from ..experiment import Experiment
@@ -217,11 +217,11 @@ def _refused(missing: Sequence[tuple[Cell, Task]]) -> dict[str, str]:
 
 def _check(experiment: Experiment) -> None:
     """What a run checks before it has a folder, and what its method says before the first client's first step."""
-    experiment = config.check(experiment).placed()
+    experiment = config.check(experiment).resolved()
     images, federation, net = simulate.checked(experiment)
     nothing = Dataset(torch.zeros(0, *images.x.shape[1:]), torch.zeros(0, dtype=torch.long))  # FedAux would learn long
     stage, server = experiment.timetable()[0][0], Server(net, Tree(), experiment.clients, auxiliary=nothing)
-    server = replace(server, state=enter(stage, server))
+    server = replace(server, state=initial_state(stage, server))
     shared = server.state.get("shared", Tree())
     job = Job(stage, stage.algorithm.broadcast(server), shared, 0, at=0, since=0, seed=experiment.seed)
     client, _ = Sequential(net, federation).open(job, 0)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .batches import Dataset, Shard
-from .check import misshapen
+from .check import shape_mismatch
 from .cohort import Cohort, Everyone
 from .errors import BadInput
 from .fields import Positive
@@ -108,16 +108,21 @@ class Algorithm:
 
     server_lr: Positive = field(default=1.0, kw_only=True)  # of the mean delta
     default_weighting: ClassVar[Callable] = by_examples
-    needs_reach: ClassVar[bool] = False  # True: it divides the local path by optimizer.reach(steps)
+    needs_effective_steps: ClassVar[bool] = False  # True: it divides the local path by optimizer.effective_steps(steps)
     capturable: ClassVar[bool] = True  # False: its step cannot be recorded and runs eagerly
-    judged: ClassVar[tuple[str, ...]] = ("personal before", "personal after")  # local training: clients' own models
-    moves: ClassVar[bool] = True  # False: its rounds leave the global model as it is
-    unknown: ClassVar[tuple[str, ...]] = ()  # entries of an upload that may hold no number, with which aggregate copes
+    evaluated_as: ClassVar[tuple[str, ...]] = (
+        "personal before",
+        "personal after",
+    )  # local training: clients' own models
+    updates_model: ClassVar[bool] = True  # False: its rounds leave the global model as it is
+    may_be_nan: ClassVar[
+        tuple[str, ...]
+    ] = ()  # entries of an upload that may hold no number, with which aggregate copes
 
     # ---- server -------------------------------------------------------------------------------
     def setup(self, server: Server) -> Tree:
         """State before the first round."""
-        return Tree(model=self.shared(server.net, server.net.initial_weights()))
+        return Tree(model=self.shared_part(server.net, server.net.initial_weights()))
 
     def broadcast(self, server: Server) -> Tree:
         """What every client of the cohort receives."""
@@ -127,9 +132,9 @@ class Algorithm:
         """Next state from the cohort's uploads (at least one), in client order."""
         return self.advance(server, mean([u.delta for u in uploads], [u.weight for u in uploads]))
 
-    def objection(self, server: Server, upload: Tree, expected: Tree) -> str:
+    def validate_upload(self, server: Server, upload: Tree, expected: Tree) -> str:
         """What speaks against an upload with the names and types of the expected one, in words; usually nothing."""
-        return misshapen(upload, expected)
+        return shape_mismatch(upload, expected)
 
     def advance(self, server: Server, delta: Tree) -> Tree:
         """Next state from the mean delta. A server optimizer acts on delta.params; buffers are averages and stay so."""
@@ -144,10 +149,10 @@ class Algorithm:
     # ---- client -------------------------------------------------------------------------------
     def initial_memory(self, client: Client) -> Tree:
         """What a client remembers before its first round; it sees exactly the names declared here."""
-        own = self.own(client.net, client.net.initial_weights())
+        own = self.private_part(client.net, client.net.initial_weights())
         return Tree(private=own) if own.leaves() else Tree()
 
-    def holds_out(self, examples: int) -> int:
+    def holdout_size(self, examples: int) -> int:
         """How many of so many examples a client never trains on (SPATL: those that rewards are measured on)."""
         return 0
 
@@ -179,7 +184,7 @@ class Algorithm:
         only = params if len(params) < len(local.params) else None
         with torch.enable_grad():
             weights = local | Tree(params=params)
-            out = client.net.look(weights, batch.x, train=True, key=batch.key, only=only)
+            out = client.net.forward(weights, batch.x, train=True, key=batch.key, only=only)
             return grad(self.loss(client, weights, batch, out), params)
 
     def step(self, client: Client, local: Tree, batch: Tree) -> Tree:
@@ -190,20 +195,20 @@ class Algorithm:
     def finish(self, client: Client, local: Tree) -> tuple[Tree, Tree]:
         """(upload, what changed in memory) at the end of local training."""
         weight = torch.as_tensor(client.weighting(client), dtype=torch.float64)
-        upload = Tree(delta=self.shared(client.net, local) - client.received.model, weight=weight)
-        return upload, Tree(private=self.own(client.net, local)) if "private" in client.memory else Tree()
+        upload = Tree(delta=self.shared_part(client.net, local) - client.received.model, weight=weight)
+        return upload, Tree(private=self.private_part(client.net, local)) if "private" in client.memory else Tree()
 
     # ---- both ---------------------------------------------------------------------------------
     def is_private(self, net: Network, name: str) -> bool:
         """Whether this weight stays at its client (FedPer: the head). Never sent, never averaged."""
         return name in net.private
 
-    def shared(self, net: Network, weights: Tree) -> Tree:
+    def shared_part(self, net: Network, weights: Tree) -> Tree:
         """The part of the weights that leaves the client."""
         whole = Tree(params=weights.params, buffers=weights.buffers)
         return whole.select(lambda name: not self.is_private(net, name))
 
-    def own(self, net: Network, weights: Tree) -> Tree:
+    def private_part(self, net: Network, weights: Tree) -> Tree:
         """The part of the weights that stays."""
         return Tree(params=weights.params, buffers=weights.buffers).select(lambda name: self.is_private(net, name))
 
@@ -217,8 +222,8 @@ class Algorithm:
 
     def stages(self, plan: Stage) -> Iterator[Stage]:
         """The phases of a run that was asked for as `plan`."""
-        if self.needs_reach:
-            plan.optimizer.reach(1)  # refused here, before anything is trained
+        if self.needs_effective_steps:
+            plan.optimizer.effective_steps(1)  # refused here, before anything is trained
         yield replace(plan, algorithm=self, weighting=plan.weighting or type(self).default_weighting)
 
 
@@ -231,7 +236,7 @@ class Errand(Algorithm):
 
     base: Algorithm = Algorithm()
 
-    moves: ClassVar[bool] = False
+    updates_model: ClassVar[bool] = False
 
     @property
     def capturable(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -246,8 +251,8 @@ class Errand(Algorithm):
     def initial_memory(self, client):
         return self.base.initial_memory(client)
 
-    def holds_out(self, examples):
-        return self.base.holds_out(examples)
+    def holdout_size(self, examples):
+        return self.base.holdout_size(examples)
 
     def begin(self, client):
         return self.base.begin(client)
@@ -264,8 +269,8 @@ class Errand(Algorithm):
     def aggregate(self, server, uploads):
         return server.state
 
-    def objection(self, server, upload, expected):
-        return self.base.objection(server, upload, expected)
+    def validate_upload(self, server, upload, expected):
+        return self.base.validate_upload(server, upload, expected)
 
     def global_model(self, state):
         return self.base.global_model(state)

@@ -14,7 +14,7 @@ from .rng import generator, key
 from .tree import Tree
 
 
-def as_it_is(x: Tensor, key: Tensor | None) -> Tensor:
+def identity(x: Tensor, key: Tensor | None) -> Tensor:
     return x
 
 
@@ -59,7 +59,7 @@ class Dataset:
 
     x: Tensor | OnHost
     y: Tensor | OnHost
-    prepare: Callable[[Tensor, Tensor | None], Tensor] = as_it_is
+    prepare: Callable[[Tensor, Tensor | None], Tensor] = identity
 
     def __len__(self) -> int:
         return len(self.y)
@@ -114,7 +114,7 @@ class Federation:
         return replace(self, data=data, pool=self.pool.to(device), **moved)
 
 
-def kept_back(index: Tensor, count: int, client: int) -> tuple[Tensor, Tensor]:
+def split_holdout(index: Tensor, count: int, client: int) -> tuple[Tensor, Tensor]:
     """A client's examples without `count` of them, and those: the same ones in every round and every run."""
     if not count:
         return index, index[:0]

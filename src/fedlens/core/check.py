@@ -43,9 +43,11 @@ class Check:
         if other := differs(upload, expected):
             return other
         if upload.nbytes > self.largest:
-            return f"it has {upload.nbytes / MIB:.0f} MiB, and {self.largest / MIB:g} are allowed (policy.largest)"
+            return (
+                f"it has {upload.nbytes / MIB:.0f} MiB, and {self.largest / MIB:g} are allowed (policy.max_reply_mib)"
+            )
         parts = (part for part in (*job.stage.uplink, job.stage.algorithm) if hasattr(part, "objection"))
-        return next(filter(None, (part.objection(server, upload, expected) for part in parts)), "")
+        return next(filter(None, (part.validate_upload(server, upload, expected) for part in parts)), "")
 
     def values(self, job: Any, uploads: Sequence[Tree]) -> tuple[list[str], bool]:
         """An objection to each decoded upload or nothing, and whether any of the others counts for something.
@@ -114,7 +116,7 @@ def differs(upload: Any, expected: Tree, where: str = "") -> str:
     return ""
 
 
-def misshapen(upload: Tree, expected: Tree) -> str:
+def shape_mismatch(upload: Tree, expected: Tree) -> str:
     """Whether a leaf of one of two trees of the same names has another shape."""
     for path, value, like in _pairs(upload, expected):
         if value.shape != like.shape:

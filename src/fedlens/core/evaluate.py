@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from .algorithm import Errand
 from .batches import Shard
-from .check import misshapen
+from .check import shape_mismatch
 from .network import Network
 from .tree import Tree
 
@@ -40,10 +40,10 @@ def total(scores: Sequence[Tree]) -> Tree:
 class Evaluate(Errand):
     """up: correct, loss, examples on the client's test shard; before (epochs=0) or after local training."""
 
-    unknown: ClassVar = ("loss",)  # of a model that diverged
+    may_be_nan: ClassVar = ("loss",)  # of a model that diverged
 
-    def objection(self, server, upload, expected):
-        if other := misshapen(upload, expected):
+    def validate_upload(self, server, upload, expected):
+        if other := shape_mismatch(upload, expected):
             return other
         return "" if 0 <= int(upload.correct) <= int(upload.examples) else "it has more correct answers than examples"
 

@@ -66,7 +66,7 @@ class Network:
         products = self.names_of(nn.Conv2d, nn.Linear)
         self._halved = sorted(f"module.{name}" for name in products if name in initial.params)
 
-    def at(self, precision: Precision) -> Network:
+    def with_precision(self, precision: Precision) -> Network:
         """The same network in another precision, made once."""
         if precision not in self._others:
             self._others[precision] = Network(self.module, precision, self.buffers, self.compile)
@@ -103,20 +103,20 @@ class Network:
 
     def __call__(self, weights: Tree, x: Tensor) -> Tensor:
         """Logits for prediction: running statistics are read, nothing is written."""
-        return self.look(weights, x).logits
+        return self.forward(weights, x).logits
 
-    def look(
+    def forward(
         self, weights: Tree, x: Tensor, *, train: bool = False, key: Tensor | None = None, only: Tree | None = None
     ) -> Tree:
         """features and logits of one forward pass. With `train`, weights.buffers advance in place.
 
         `only` are the parameters that train when not all do: a frozen norm reads its statistics, writes none.
         """
-        features, logits = self.call(weights, _features_and_logits, x, train=train, key=key, only=only)
+        features, logits = self.apply(weights, _features_and_logits, x, train=train, key=key, only=only)
         dtype = next(iter(weights.params.values())).dtype
         return Tree(features=features.to(dtype), logits=logits.to(dtype))
 
-    def call(
+    def apply(
         self,
         weights: Tree,
         f: Callable[..., Any],
@@ -145,7 +145,7 @@ class Network:
             return run(self._under, named, (f, *inputs), tie_weights=self._tied)
 
     @torch.no_grad()
-    def settled(self, weights: Tree, x: Tensor) -> Tree:
+    def with_batch_statistics(self, weights: Tree, x: Tensor) -> Tree:
         """These weights with the running statistics that all norms have on this batch alone; one image has none."""
         if not self.norms or len(x) < 2:
             return weights
@@ -154,7 +154,7 @@ class Network:
         try:
             for _, part in self.norms:  # and nothing else: dropout would spread what reaches them
                 part.train().momentum = 1.0
-            self.look(weights, x)
+            self.forward(weights, x)
         finally:
             for (_, part), momentum in zip(self.norms, usual, strict=True):
                 part.eval().momentum = momentum

@@ -72,7 +72,7 @@ class Optimizer:
         """Move the parameters that have a gradient, in place; the others, and their state, rest."""
         raise NotImplementedError(f"{type(self).__name__} does not say how parameters move")
 
-    def reach(self, steps: int) -> float:
+    def effective_steps(self, steps: int) -> float:
         """How many gradients of weight lr a constant gradient travels in `steps` steps (FedNova's normaliser)."""
         raise BadInput(
             f"this method needs local.optimizer=sgd: {type(self).__name__.lower()} has no fixed reach per step"
@@ -103,7 +103,7 @@ class Sgd(Optimizer):
             is_first_step=False,
         )
 
-    def reach(self, steps):
+    def effective_steps(self, steps):
         rho = self.momentum
         return (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
 

@@ -40,7 +40,7 @@ class Reply:
     damage: str = ""  # why nothing could be read of it
 
 
-class Answers(list[Reply]):
+class Replies(list[Reply]):
     """The replies that count, in client order; and what became of the others."""
 
     def __init__(self, replies: Iterable[Reply] = ()):
@@ -56,10 +56,12 @@ class Answers(list[Reply]):
         return [*self, *self.late, *(reply for reply, _ in self.refused)]
 
 
-Heard = Callable[[int, int], None]  # so many clients of so many have answered: engines tell it, a round may be long
+OnProgress = Callable[
+    [int, int], None
+]  # so many clients of so many have answered: engines tell it, a round may be long
 
 
-def nobody(answered: int, asked: int) -> None:
+def ignore(answered: int, asked: int) -> None:
     pass
 
 
@@ -81,7 +83,7 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-class Around:
+class EngineWrapper:
     """Another engine, whose answers are changed on their way: a subclass says how in `run`."""
 
     def __init__(self, engine: Engine):
@@ -109,7 +111,7 @@ def timetable(recipe: Recipe, plan: Stage) -> list[tuple[Stage, int, int]]:
     return rounds
 
 
-def enter(stage: Stage, server: Server) -> Tree:
+def initial_state(stage: Stage, server: Server) -> Tree:
     """State at the start of a stage: what it sets up, with the values that earlier stages left under the same names."""
     new, old = stage.algorithm.setup(server), server.state
     if stage.fresh:
@@ -120,14 +122,14 @@ def enter(stage: Stage, server: Server) -> Tree:
 
 def ask(
     engine: Engine, server: Server, job: Job, cohort: Sequence[int], policy: RoundPolicy, check: Check | None
-) -> tuple[Answers, list[Tree]]:
+) -> tuple[Replies, list[Tree]]:
     """The cohort's answers, and decoded uploads of those that count; none where the round is not to count."""
-    answers, uploads, counts, silent = Answers(), {}, check is None, list(cohort)
+    answers, uploads, counts, silent = Replies(), {}, check is None, list(cohort)
     for attempt in range(1 + policy.retries):
-        if not silent or len(uploads) >= policy.least:
+        if not silent or len(uploads) >= policy.min_replies:
             break
         replies = engine.run(replace(job, attempt=attempt) if attempt else job, silent)
-        found = {reply.client: reply for reply in sound(server, job, silent, replies, answers, policy, check)}
+        found = {reply.client: reply for reply in accepted(server, job, silent, replies, answers, policy, check)}
         decoded = {client: decode(server, job.stage, reply.upload) for client, reply in found.items()}
         if check:
             objections, weighs = check.values(job, list(decoded.values()))
@@ -140,18 +142,18 @@ def ask(
         silent = [client for client in silent if client not in heard]
     answers.sort(key=lambda reply: reply.client)
     answers.missing = silent
-    if len(answers) < policy.least or not counts:
-        few = f"it has {len(answers)} usable replies, and policy.least is {policy.least}"
-        answers.void = few if len(answers) < policy.least else "its replies count for nothing"
+    if len(answers) < policy.min_replies or not counts:
+        few = f"it has {len(answers)} usable replies, and policy.min_replies is {policy.min_replies}"
+        answers.void = few if len(answers) < policy.min_replies else "its replies count for nothing"
     return answers, [] if answers.void else [uploads[reply.client] for reply in answers]
 
 
-def sound(
+def accepted(
     server: Server,
     job: Job,
     asked: Sequence[int],
     replies: Sequence[Reply],
-    answers: Answers,
+    answers: Replies,
     policy: RoundPolicy,
     check: Check | None,
 ) -> Iterator[Reply]:
@@ -190,32 +192,32 @@ def run(
     auxiliary=None,
     state: Tree | None = None,
     round: int = 0,
-    observe: Callable[[Server, Job, Answers], None] = lambda server, job, answers: None,
+    observe: Callable[[Server, Job, Replies], None] = lambda server, job, answers: None,
     policy: RoundPolicy = EVERY_REPLY,
     check: Check | None = None,
 ) -> Server:
     """From the beginning, or on from the (state, round) of a checkpoint whose memories are back in the engine."""
     server = Server(net, state or Tree(), engine.population, round, auxiliary=auxiliary)
-    standing = server.state.get("standing", policy.first_standing(server.population)).map(lambda leaf: leaf.cpu())
+    client_status = server.state.get("standing", policy.first_status(server.population)).map(lambda leaf: leaf.cpu())
     for stage, at, since in timetable(recipe, plan)[round:]:
         server = replace(server, key=key(seed, "server", server.round))
         if at == 0:
-            server = replace(server, state=enter(stage, server))
+            server = replace(server, state=initial_state(stage, server))
         cohort = stage.cohort(server.population, key(seed, "cohort", server.round))
         more = key(seed, "oversample", server.round)
-        cohort = policy.asked(cohort, server.population, standing, server.round, more)
+        cohort = policy.asked(cohort, server.population, client_status, server.round, more)
         shared = server.state.get("shared", Tree())
         job = Job(stage, stage.algorithm.broadcast(server), shared, server.round, at, since, seed)
         answers, uploads = ask(engine, server, job, cohort, policy, check)
-        if policy.claim is not None:
-            uploads = bounded(uploads, policy.claim)
+        if policy.max_weight_share is not None:
+            uploads = bounded(uploads, policy.max_weight_share)
         for defence in stage.defences if uploads else ():
             uploads = defence(server, uploads)
         after = stage.algorithm.aggregate(server, uploads) if uploads else server.state
-        if standing:
+        if client_status:
             usable = {reply.client for reply in answers}
-            standing = policy.next_standing(standing, server.round, cohort, usable)
-            after = after.replace(standing=standing)
+            client_status = policy.next_status(client_status, server.round, cohort, usable)
+            after = after.replace(standing=client_status)
         server = replace(server, state=after, round=server.round + 1)
         observe(server, job, answers)
     return server

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from .check import misshapen
+from .check import shape_mismatch
 from .errors import BadInput
 from .fields import NonNegative, Positive, Share
 from .rng import fold, normal, uniform
@@ -39,7 +39,7 @@ class Transform:
         params = self.unpack(server.state.model.params, upload.delta.params)
         return upload.replace(delta=upload.delta.replace(params=params))
 
-    def objection(self, server: Any, upload: Tree, expected: Tree) -> str:
+    def validate_upload(self, server: Any, upload: Tree, expected: Tree) -> str:
         """What speaks against taking this upload apart, in words; usually nothing."""
         return ""
 
@@ -98,9 +98,9 @@ class TopK(Transform):
         order = tensor.flatten().abs().sort(descending=True, stable=True).indices  # ties keep the lower index
         return order[:count].sort().values
 
-    def objection(self, server, upload, expected):
+    def validate_upload(self, server, upload, expected):
         """Indices out of range would stop a GPU for good, and one that comes twice has no meaning."""
-        if other := misshapen(upload, expected):
+        if other := shape_mismatch(upload, expected):
             return other
         entries = [(packed.index, server.state.model.params[n]) for n, packed in upload.delta.params.items()]
         inside = [(at[0] >= 0) & (at[-1] < like.numel()) & (at[1:] > at[:-1]).all() for at, like in entries]

@@ -23,7 +23,7 @@ from ..core.cohort import Everyone
 from ..core.errors import BadInput
 from ..core.ledger import Entry
 from ..core.network import Network
-from ..core.run import Job, enter
+from ..core.run import Job, initial_state
 from ..core.tree import Tree
 from ..data import Images
 from ..engines.sequential import Sequential
@@ -45,7 +45,7 @@ class Work(NamedTuple):
     trained: float  # for each example of a training pass: forward, backward and what else the method computes
 
     def flops(self, stage: Stage, examples: int) -> float:
-        trains = examples - stage.algorithm.holds_out(examples)
+        trains = examples - stage.algorithm.holdout_size(examples)
         return self.fixed + self.owned * examples + self.trained * passes(stage, trains)
 
 
@@ -113,8 +113,8 @@ def count_work(experiment: Experiment, images: Images) -> dict[Stage, Work]:
         if at:
             continue
         stage = replace(whole, algorithm=brief(whole.algorithm))
-        server = replace(server, state=enter(stage, server), round=round)
-        trains = _FEW - stage.algorithm.holds_out(_FEW)
+        server = replace(server, state=initial_state(stage, server), round=round)
+        trains = _FEW - stage.algorithm.holdout_size(_FEW)
         still = replace(stage, epochs=0, steps=None, size=trains, cohort=Everyone())
         moving = replace(still, epochs=stage.epochs, steps=None if stage.steps is None else 1)
         download, shared = stage.algorithm.broadcast(server), server.state.get("shared", Tree())

@@ -38,7 +38,7 @@ _MOST_ONCE = 16  # in a stage of one round, which many recordings would outlast
 class Lane:
     """A seat that clients take in turn: storage that stays, and a step over it."""
 
-    def __init__(self, place: Place, stage: Stage, client: Client, local: Tree):
+    def __init__(self, place: DeviceLanes, stage: Stage, client: Client, local: Tree):
         self.place, self.stage, self.device = place, stage, place.device
         self.local = local.map(place.laid_out)
         self.memory, self._memory_shape = client.memory.clone(), _shape(client.memory)
@@ -59,7 +59,7 @@ class Lane:
         """Whether the recorded step can serve a client that remembers this."""
         return _shape(memory) == self._memory_shape
 
-    def seat(self, job: Job, i: int, client: Client, local: Tree, batches: Plan) -> None:
+    def load(self, job: Job, i: int, client: Client, local: Tree, batches: Plan) -> None:
         """Copy a client's trees and plan into the lane."""
         self.i, self.client, self.epochs, self.done = i, client, batches.epochs, 0
         self.used = [looked_at(batches, t, self.place.net, self.device) for t in range(len(batches.epochs))]
@@ -128,7 +128,7 @@ class Lane:
             self._graphs[phase] = graph
 
 
-class Place:
+class DeviceLanes:
     """One device: the data, the network, what all clients received, and the lanes that are free."""
 
     def __init__(self, number: int, device: torch.device, net: Network, federation: Federation):
@@ -182,7 +182,7 @@ class Lanes(Sequential):
         super().__init__(net, federation, memories=memories)
         self.home = federation.data.x.device
         self.places = [
-            Place(n, torch.device(device), net if n == 0 else net.copy().to(device), federation.to(device))
+            DeviceLanes(n, torch.device(device), net if n == 0 else net.copy().to(device), federation.to(device))
             for n, device in enumerate(devices or [self.home])
         ]
         self.count, self.recorded = lanes, record and self.home.type == "cuda"
@@ -193,8 +193,8 @@ class Lanes(Sequential):
         seated: list[Lane] = []
         replies: list[Reply] = []
         while waiting or seated:
-            while waiting and (place := self._roomiest(job.stage, seated)) is not None:
-                lane = self._seat(jobs[place.number], place, waiting[0], alone=not seated)
+            while waiting and (place := self._least_busy(job.stage, seated)) is not None:
+                lane = self._load(jobs[place.number], place, waiting[0], alone=not seated)
                 if lane is None:  # no memory for another one: wait until a client leaves
                     break
                 waiting.popleft()
@@ -204,7 +204,7 @@ class Lanes(Sequential):
                 lane.advance(_BURST)
             for lane in [lane for lane in seated if lane.done == lane.client.steps]:
                 seated.remove(lane)
-                replies.append(self._leave(jobs[lane.place.number], lane))
+                replies.append(self._unload(jobs[lane.place.number], lane))
                 self.heard(len(replies), len(cohort))
         for place in self.places if self.recorded else ():
             main = torch.cuda.current_stream(place.device)
@@ -221,7 +221,7 @@ class Lanes(Sequential):
             gc.collect()
             torch.cuda.empty_cache()
 
-    def _roomiest(self, stage: Stage, seated: list[Lane]) -> Place | None:
+    def _least_busy(self, stage: Stage, seated: list[Lane]) -> DeviceLanes | None:
         """The device with the fewest clients, if another fits."""
         busy = {place.number: sum(lane.place is place for lane in seated) for place in self.places}
         place = min(self.places, key=lambda place: busy[place.number])
@@ -230,7 +230,7 @@ class Lanes(Sequential):
         limit = self.count or place.rooms.get(stage, 1 if self.recorded and trains else _EAGER)
         return place if busy[place.number] < limit else None
 
-    def _seat(self, job: Job, place: Place, i: int, alone: bool) -> Lane | None:
+    def _load(self, job: Job, place: DeviceLanes, i: int, alone: bool) -> Lane | None:
         client, batches = self.open(job, i, place.net, place.federation)
         free = place.free.setdefault(job.stage, [])
         lane = next((lane for lane in free if lane.fits(client.memory)), None)
@@ -248,10 +248,10 @@ class Lanes(Sequential):
                 lane = self._new_lane(place, job, client)
         with self._on_its_stream(lane):
             client = replace(client, memory=self._moved(client.memory, place))
-            lane.seat(job, i, client, job.stage.algorithm.begin(client), batches)
+            lane.load(job, i, client, job.stage.algorithm.begin(client), batches)
         return lane
 
-    def _moved(self, memory: Tree, place: Place) -> Tree:
+    def _moved(self, memory: Tree, place: DeviceLanes) -> Tree:
         memory = memory.map(lambda leaf: leaf.to(place.device, non_blocking=True))
         if place.device.type == "cuda":
             # Kept memories were made on another stream: their storage must not be given away while this one reads.
@@ -267,7 +267,7 @@ class Lanes(Sequential):
         with _on(lane.stream):
             yield
 
-    def _new_lane(self, place: Place, job: Job, client: Client) -> Lane:
+    def _new_lane(self, place: DeviceLanes, job: Job, client: Client) -> Lane:
         before = _free_memory(place.device)
         client = replace(client, memory=self._moved(client.memory, place))
         lane = Lane(place, job.stage, client, job.stage.algorithm.begin(client))
@@ -280,7 +280,7 @@ class Lanes(Sequential):
                 place.rooms[job.stage] = max(1, min(most, 1 + int(0.8 * _free_memory(place.device) / cost)))
         return lane
 
-    def _leave(self, job: Job, lane: Lane) -> Reply:
+    def _unload(self, job: Job, lane: Lane) -> Reply:
         with _on(lane.stream):
             reply = self.conclude(job, lane.i, lane.client, lane.local, partial(_apart, lane.storages))
             if lane.place.device != self.home:

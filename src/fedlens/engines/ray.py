@@ -26,7 +26,7 @@ import torch
 from ..core.errors import BadInput, ClientFailed, RunFailed
 from ..core.evaluate import score
 from ..core.memories import Memories, name, versions
-from ..core.run import Heard, Job, Reply, nobody
+from ..core.run import Job, OnProgress, Reply, ignore
 from ..core.tree import Tree
 from .parcel import pack, unpack
 from .process import keep_freed_memory
@@ -139,7 +139,7 @@ class RayActors:
         """`make` builds the engine inside an actor; `actors` 0: one for each core, or GPU, that the cluster has."""
         ray = _ray()
         self.population, self.sizes, self.device = len(sizes), sizes, torch.device(device)
-        self.heard: Heard = nobody
+        self.heard: OnProgress = ignore
         assert storage.folder is not None
         self._folder, self._saved = storage.folder.absolute(), storage.round or 0
         self._folder.mkdir(parents=True, exist_ok=True)

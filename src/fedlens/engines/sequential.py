@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from ..core.algorithm import Client, Stage
-from ..core.batches import Federation, Plan, Shard, kept_back, plan
+from ..core.batches import Federation, Plan, Shard, plan, split_holdout
 from ..core.errors import BadInput, ClientFailed
 from ..core.evaluate import pieces, score
 from ..core.memories import Memories
 from ..core.network import Network
 from ..core.rng import key
-from ..core.run import Heard, Job, Reply, nobody
+from ..core.run import Job, OnProgress, Reply, ignore
 from ..core.tree import Tree
 
 
@@ -29,7 +29,7 @@ class Sequential:
     ):
         self.net, self.federation, self.checked = net, federation, checked
         self.population = len(federation.train)
-        self.heard: Heard = nobody
+        self.heard: OnProgress = ignore
         self.memories = Memories() if memories is None else memories
         self._declared: dict[Stage, frozenset[str]] = {}
 
@@ -147,7 +147,7 @@ class Sequential:
 
 def owned(stage: Stage, i: int, index: Tensor) -> tuple[Tensor, Tensor]:
     """What a client trains on in this stage, and what it keeps back."""
-    return kept_back(index, stage.algorithm.holds_out(len(index)), i)
+    return split_holdout(index, stage.algorithm.holdout_size(len(index)), i)
 
 
 def looked_at(batches: Plan, t: int, net: Network, device: torch.device) -> int:

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from ..core.run import Around, Engine, Job, Reply
+from ..core.run import Engine, EngineWrapper, Job, Reply
 
 
-class Timed(Around):
+class Timed(EngineWrapper):
     """An engine that remembers the moment its last answers were there."""
 
     def __init__(self, engine: Engine, device: str):

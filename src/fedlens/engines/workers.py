@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from ..core.errors import BadInput, RunFailed
-from ..core.run import Heard, Job, Reply, nobody
+from ..core.run import Job, OnProgress, Reply, ignore
 from ..core.tree import Tree
 from .shared_memory import Inbox, Outbox
 from .worker import Build, Storage
@@ -34,7 +34,7 @@ class Workers:
     def __init__(self, build: Build, sizes: Sequence[int], workers: int, storage: Storage | None = None):
         """`build` makes network and federation in each process; `sizes` are the clients' numbers of examples."""
         self.population, self.sizes, self.workers = len(sizes), sizes, workers
-        self.heard: Heard = nobody
+        self.heard: OnProgress = ignore
         self._outbox, self._inboxes = Outbox(), [Inbox(sole=True) for _ in range(workers)]
         self._shared: tuple[Tree, Any] | None = None
         self._shared_box = Outbox()

@@ -23,7 +23,7 @@ from ..core.tree import Tree
 from ..core.wire import decode, encode
 from ..engines.process import keep_freed_memory
 from ..engines.sequential import Sequential
-from ..experiment import Experiment, settled
+from ..experiment import Experiment, to_device
 from .contract import Timetable, digest, experiment_of, job_of, version
 from .messages import Leaves, Letter, leaves_of, tree_of
 from .node import Node, epsilon, private
@@ -108,10 +108,10 @@ class Trainer:
     def _prepare(self, contract: dict[str, Any]) -> Prepared:
         name = digest(contract)
         if self._prepared is None or self._prepared[0] != name:
-            experiment = replace(experiment_of(contract), device=self.node.device).placed()
+            experiment = replace(experiment_of(contract), device=self.node.device).resolved()
             images = self.node.images(experiment, contract)
             self.node.policy.check(experiment, images, self.node.client)
-            federation = settled(experiment, self.node.federation(experiment, images))
+            federation = to_device(experiment, self.node.federation(experiment, images))
             net = experiment.network(images).to(experiment.device)
             self._prepared = name, Prepared(experiment, experiment.timetable(), net, federation)
         return self._prepared[1]

@@ -25,7 +25,7 @@ from ..core.tree import Tree
 from ..data import PARTITIONS, Images
 from ..engines.process import keep_freed_memory
 from ..engines.sequential import Sequential
-from ..experiment import Experiment, settled
+from ..experiment import Experiment, to_device
 from ..robust import Defence
 from ..runs.folder import Checkpoint, RunFolder, config_hash, passport
 from ..runs.trackers import check as check_trackers
@@ -72,7 +72,7 @@ def federate(
         raise BadInput(
             f"out is {asked.out!r}, but a server needs the whole path of the run's folder, such as /data/run"
         )
-    experiment = config.check(replace(asked, engine="sequential")).placed()
+    experiment = config.check(replace(asked, engine="sequential")).resolved()
     _check(experiment)
     images = experiment.data.load()
     scope.check(experiment, images)
@@ -104,17 +104,17 @@ def _check(experiment: Experiment) -> None:
     for stage, _, _ in experiment.timetable():
         whole = stage.cohort.size(experiment.clients)
         trusting = any(getattr(transform, "trust", "") == "aggregator" for transform in stage.uplink)
-        if trusting and experiment.policy.least < whole:
+        if trusting and experiment.policy.min_replies < whole:
             raise BadInput(
                 "uplink dp with trust=aggregator counts on everyone's noise, and a node can be silent: set "
-                f"policy.least={whole}, with which a round does not count unless everyone answers, or trust=nobody"
+                f"policy.min_replies={whole}, with which a round does not count unless everyone answers, or trust=nobody"
             )
         for defence in stage.defences:
             enough = [count for count in range(1, whole + 1) if _promises(defence, count)]
-            if enough and experiment.policy.least < enough[0]:
+            if enough and experiment.policy.min_replies < enough[0]:
                 raise BadInput(
                     f"defences.{defence.name} promises nothing for fewer than {enough[0]} replies, and nodes can be "
-                    f"silent: set policy.least={enough[0]}, below which a round does not count"
+                    f"silent: set policy.min_replies={enough[0]}, below which a round does not count"
                 )
 
 
@@ -178,14 +178,14 @@ def _carry_on(
     keep_freed_memory()
     with threads(1), matmuls(experiment.precision):
         net = experiment.network(images).to(experiment.device)
-        nodes = Nodes(grid, agreed, experiment.clients, say, experiment.policy.largest * MIB)
+        nodes = Nodes(grid, agreed, experiment.clients, say, experiment.policy.max_reply_mib * MIB)
         nodes.gather(wait)
         # Where nodes bring their own data, the server's is one party's alone, and only its test part is looked at.
         seen = replace(experiment, partition=PARTITIONS["iid"](), clients=1) if nodes.own_data else experiment
         federation, split = seen.federation(images)
         engine = Flower(
             nodes,
-            Sequential(net, settled(experiment, federation)),
+            Sequential(net, to_device(experiment, federation)),
             partial(order_of, experiment.timetable()),
             journal=folder.path / "journal",
             holders=start.ledger.holders,

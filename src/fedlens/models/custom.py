@@ -106,7 +106,7 @@ def _check(path: str, module: nn.Module, x: Tensor, before: Tensor, classes: int
     except ValueError as error:
         raise BadInput(f"model={path}: {error}") from error
     try:
-        out = net.look(net.initial_weights(), x)
+        out = net.forward(net.initial_weights(), x)
     except Exception as error:
         raise BadInput(f"model={path}: head(features(x)) failed with {_first_line(error)}; {ADVICE}") from error
     if out.features.dim() != 2:

@@ -80,7 +80,7 @@ def sensitivity(net: Network, weights: Tree, here: Tensor, there: Tensor, y: Ten
             places = torch.linspace(0, end, 401, device=here.device).to(here)
             path_of = here + places.view(-1, 1, 1, 1) * (there - here)
             labels = y.expand(len(places))
-            masked, _ = by.masked(path_of, by.attributed(net, weights, path_of, labels, 64, seed), seed)
+            masked, _ = by.masked(path_of, by.pixel_scores(net, weights, path_of, labels, 64, seed), seed)
             moved = (masked - masked[:1]).flatten(1).norm(dim=1)
             distance = (path_of - path_of[:1]).flatten(1).norm(dim=1)
             axis.plot(distance.cpu().numpy(), moved.cpu().numpy(), color=colour, label=name, linewidth=1.4)

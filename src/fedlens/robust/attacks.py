@@ -15,7 +15,7 @@ from ..core.evaluate import pieces, score, total
 from ..core.fields import Count, Number, Positive, Share
 from ..core.network import Network
 from ..core.rng import fold, generator, key, normal
-from ..core.run import Around, Engine, Job, Reply
+from ..core.run import Engine, EngineWrapper, Job, Reply
 from ..core.tree import Tree
 from .defence import UPDATES
 
@@ -142,7 +142,7 @@ def _own(stored: Tensor | OnHost) -> Tensor:
     return (stored.stored if isinstance(stored, OnHost) else stored).clone()
 
 
-class Hostile(Around):
+class Hostile(EngineWrapper):
     """An engine some of whose clients forge what they send."""
 
     def __init__(self, engine: Engine, attack: Attack, seed: int):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..core.fields import Positive, Share
 from ..core.rng import generator, key
-from ..core.run import Around, Engine, Job, Reply
+from ..core.run import Engine, EngineWrapper, Job, Reply
 from ..core.tree import Tree
 
 _FLIPPED = 8  # entries of a leaf whose bits are damaged, one bit each
@@ -55,7 +55,7 @@ class Faults:
             yield reply
 
 
-class Faulty(Around):
+class Faulty(EngineWrapper):
     """Another engine, whose clients and network are not to be relied on. Measurements are spared."""
 
     def __init__(self, engine: Engine, faults: Faults):

@@ -72,7 +72,7 @@ def own_models(
     """What clients predict with; trained: after one more local training, where the run's tables judge that, too."""
     stage, at, since = experiment.timetable()[checkpoint.round - 1]
     algorithm, local, device = stage.algorithm, experiment.local, federation.data.x.device
-    if trained := trained and "personal after" in algorithm.judged:
+    if trained := trained and "personal after" in algorithm.evaluated_as:
         stage = stage.errand(Evaluate(base=algorithm), epochs=local.epochs, steps=local.steps)
     state = checkpoint.state.map(lambda leaf: leaf.to(device))
     last = key(experiment.seed, "server", checkpoint.round - 1)

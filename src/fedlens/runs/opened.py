@@ -19,7 +19,7 @@ from ..core.evaluate import pieces
 from ..core.network import Network
 from ..core.tree import Tree
 from ..data import Images
-from ..experiment import Experiment, parts
+from ..experiment import Experiment, build
 from .models import global_model, newest, own_models
 from ..report.figures import personal_accuracies
 from .folder import RunFolder
@@ -45,7 +45,7 @@ class OpenedRun:
         gpu = torch.cuda.is_available()
         precision = stored.precision if gpu or stored.precision in ("fp32", "fp64") else "fp32"
         experiment = replace(stored, device="cuda" if gpu else "cpu", precision=precision)
-        return cls(folder, experiment, experiment.data.load(), *parts(experiment))
+        return cls(folder, experiment, experiment.data.load(), *build(experiment))
 
     @property
     def look(self) -> str:

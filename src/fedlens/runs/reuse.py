@@ -26,7 +26,7 @@ def begin_alike(experiment: Experiment, among: Path) -> RunFolder | None:
     """A folder with the longest beginning that any run below `among` has kept of this one; None: none has any."""
     if experiment.transcript:  # it would lack the messages of those rounds
         return None
-    experiment = config.check(experiment).placed()
+    experiment = config.check(experiment).resolved()
     found = [(most, donor) for donor in _runs(among) if (most := _shared(donor, experiment))]
     for round, donor in sorted(found, key=lambda pair: -pair[0]):
         folder = RunFolder(experiment.out)

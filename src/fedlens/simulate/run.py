@@ -26,7 +26,7 @@ from ..core.memories import GIB, Memories, prune
 from ..core.network import Network
 from ..core.policy import EVERY_REPLY
 from ..core.rng import key
-from ..core.run import Answers, Engine, Job, Reply, ask
+from ..core.run import Engine, Job, Replies, Reply, ask
 from ..core.run import run as run_rounds
 from ..core.tree import Tree
 from ..data import Images
@@ -38,7 +38,7 @@ from ..engines.sequential import Sequential
 from ..engines.timing import Timed, moment, seconds_between
 from ..engines.worker import Storage
 from ..engines.workers import Workers
-from ..experiment import Experiment, devices, parts, settled
+from ..experiment import Experiment, build, devices, to_device
 from ..privacy.report import Disclosure
 from ..robust import Backdoor
 from ..robust.attacks import Hostile
@@ -121,7 +121,7 @@ class Nobody:
 
 def run(experiment: Experiment | None = None, *, watcher: Watcher | None = None) -> Result:
     """From the beginning, into a new folder."""
-    experiment = config.check(experiment or Experiment()).placed()
+    experiment = config.check(experiment or Experiment()).resolved()
     images, _, _ = checked(experiment)
     folder = RunFolder.create(experiment, config.to_yaml(experiment))
     with folder.locked():
@@ -173,7 +173,7 @@ def resume(path: str | Path, words: Sequence[str] = (), *, watcher: Watcher | No
         if config.ALIASES.get(name, name) not in _CHANGEABLE:
             raise BadInput(f"{name} cannot change when a run is resumed; {', '.join(_CHANGEABLE)} can")
     began, experiment = (replace(config.read(folder.config, w), out=str(folder.path)) for w in ((), words))
-    experiment = experiment.placed()
+    experiment = experiment.resolved()
     with folder.locked():
         _same_settings(folder, began)
         checkpoint, notes = folder.load()
@@ -231,7 +231,7 @@ def _carry_on(
     tracking = tracked(watcher, experiment, folder.path, start.round)
     with _last_words(folder), threads(1), matmuls(experiment.precision), tracking as watcher:
         net = experiment.network(images).to(experiment.device)
-        federation = settled(experiment, federation)
+        federation = to_device(experiment, federation)
         engine = _engine(experiment, net, federation, folder, start.round)
         engine.heard = watcher.clients
         timed = Timed(engine, experiment.device)
@@ -286,7 +286,7 @@ def _last_words(folder: RunFolder) -> Iterator[None]:
 
 
 def reply_check(experiment: Experiment, net: Network, federation: Federation) -> Check:
-    return Check(Rehearsal(net, federation.data), experiment.policy.largest)
+    return Check(Rehearsal(net, federation.data), experiment.policy.max_reply_mib)
 
 
 def public_images(experiment: Experiment) -> Images | None:
@@ -309,7 +309,7 @@ def _engine(experiment: Experiment, net, federation, folder: RunFolder, round: i
     limit = int(experiment.memory * GIB)
     if experiment.engine == "workers":
         sizes = [len(federation.train[i]) for i in range(len(federation.train))]
-        return Workers(partial(parts, experiment), sizes, experiment.workers, Storage(folder.memories, limit, round))
+        return Workers(partial(build, experiment), sizes, experiment.workers, Storage(folder.memories, limit, round))
     if experiment.engine == "ray":
         from ..engines.ray import RayActors
 
@@ -334,7 +334,7 @@ def _in_process(experiment: Experiment, net, federation, memories: Memories) -> 
 def _in_actor(experiment: Experiment, memories: Memories) -> Sequential:
     """The engine of a process that does nothing else, as long as it lives."""
     matmuls(experiment.precision).__enter__()
-    return _in_process(experiment, *parts(experiment), memories)
+    return _in_process(experiment, *build(experiment), memories)
 
 
 def _same_origin(before: dict[str, Any], now: dict[str, Any]) -> None:
@@ -378,7 +378,9 @@ class Recorder:
         self.folder, self.experiment, self.engine, self.watcher = folder, experiment, engine, watcher
         self.ledger, stages = start.ledger, [stage for stage, _, _ in experiment.timetable()]
         self.rounds = len(stages)
-        self.ends = {n for n, (a, b) in enumerate(pairwise(stages), 1) if a is not b and a.algorithm.moves}  # of stages
+        self.ends = {
+            n for n, (a, b) in enumerate(pairwise(stages), 1) if a is not b and a.algorithm.updates_model
+        }  # of stages
         self.metrics, self.bytes = folder.tables()
         privacy = folder.path / "privacy.json"
         self.disclosure = Disclosure(privacy, experiment.timetable(), experiment.clients, experiment.seed)
@@ -397,7 +399,7 @@ class Recorder:
         self.check: Check | None = None  # of answers about clients' own models
         self.backdoor: Callable[[Tree], float] | None = None  # of a model: how often attack=backdoor succeeds
 
-    def __call__(self, server: Server, job: Job, replies: Answers) -> None:
+    def __call__(self, server: Server, job: Job, replies: Replies) -> None:
         if self.timed is not None:
             self._server.append((server.round, self.timed.answered, moment(self.experiment.device)))
         received, last = sorted(replies.received, key=lambda reply: reply.client), server.round == self.rounds
@@ -461,7 +463,7 @@ class Recorder:
     def _look_at_personal(self, server: Server, job: Job) -> None:
         """Every client's own model on its own test shard, before or after local training."""
         wanted, algorithm, local = self.experiment.evaluate.personal, job.stage.algorithm, self.experiment.local
-        for name in algorithm.judged:
+        for name in algorithm.evaluated_as:
             if name.startswith("personal") and wanted != "both" and not name.endswith(wanted):
                 continue
             trained = name == "personal after"
@@ -503,7 +505,7 @@ class Recorder:
         return result
 
 
-def setbacks(round: int, answers: Answers) -> Iterator[tuple[Any, ...]]:
+def setbacks(round: int, answers: Replies) -> Iterator[tuple[Any, ...]]:
     """Rows of the metrics: whose reply was missing, late or refused, and whether the round does not count."""
     kinds = {
         "missing": answers.missing,
@@ -514,7 +516,7 @@ def setbacks(round: int, answers: Answers) -> Iterator[tuple[Any, ...]]:
     return ((round, client, "", "", "", kind, 1.0) for kind, clients in kinds.items() for client in clients)
 
 
-def said(round: int, answers: Answers) -> list[str]:
+def said(round: int, answers: Replies) -> list[str]:
     """Whom a round went on without, in a sentence; and whether it was for nothing."""
     parts = [f"client {reply.client}: {why}" for reply, why in answers.refused]
     for clients, why in (([reply.client for reply in answers.late], "late"), (answers.missing, "no reply")):
@@ -592,7 +594,7 @@ def looks(rows: list[dict[str, Any]], metric: str, experiment: Experiment) -> li
     found: dict[int, tuple[int, float]] = {}
     for row in rows:
         if row["model"] == "global" and row["metric"] == metric and (last := row["round"]) > since:
-            while last > since and not timetable[last - 1][0].algorithm.moves:
+            while last > since and not timetable[last - 1][0].algorithm.updates_model:
                 last -= 1
             found.setdefault(last, (row["round"], row["value"]))
     return [*found.values()]

@@ -17,7 +17,7 @@ from ...attribution import layer_saliency
 from ...attribution.operations import CONVOLUTIONS, Rewriting, Step
 from ...core.network import Network
 from ...core.tree import Tree
-from ...experiment import Experiment, parts
+from ...experiment import Experiment, build
 from .weighing import engine_for, first_job
 
 
@@ -62,7 +62,7 @@ def pass_cost(net: Network, weights: Tree, x: Tensor, y: Tensor) -> PassCost:
 
 
 def weighing_cost(experiment: Experiment) -> WeighingCost:
-    net, federation = parts(experiment)
+    net, federation = build(experiment)
     job, engine = first_job(experiment, net, len(federation.train)), engine_for(experiment, net, federation)
     clients = range(len(federation.train))
     try:

@@ -19,7 +19,7 @@ from ...core.network import Network
 from ...core.rng import generator, key, seeded
 from ...core.strict_json import write_json
 from ...data import DATASETS, Images
-from ...experiment import Experiment, parts
+from ...experiment import Experiment, build
 from ...plots.style import pyplot, save
 from ...report.figures import label_mix
 from ...simulate.run import label_counts, matmuls, threads
@@ -39,7 +39,7 @@ def asked(words: Sequence[str], *defaults: str) -> Experiment:
     """The paper's setting with our defaults and the user's words over it."""
     paper = column("cifar10", "0.1")
     whole = laid((*WORDS, *paper.words, "algorithm=fedsls", *paper.instead, *defaults, *words))
-    return config.read(None, [*whole.values()]).placed()
+    return config.read(None, [*whole.values()]).resolved()
 
 
 def maps_of_clients(words: Sequence[str], images: int, path: Path) -> list[Path]:
@@ -48,7 +48,7 @@ def maps_of_clients(words: Sequence[str], images: int, path: Path) -> list[Path]
 
     experiment = asked(words)
     with threads(1), matmuls(experiment.precision):
-        net, federation = parts(experiment)
+        net, federation = build(experiment)
         loaded = experiment.data.load()
         some = some_clients(federation)
         models = {"at first": net.initial_weights()}
@@ -116,7 +116,7 @@ def static_and_dynamic(words: Sequence[str], images: int, path: Path) -> list[Pa
     """How weights that are found again and again move away from those found once."""
     experiment = asked(words, "rounds=200", "algorithm.recompute_every=40")
     with threads(1), matmuls(experiment.precision):
-        found = weights_over_rounds(experiment, *parts(experiment))
+        found = weights_over_rounds(experiment, *build(experiment))
     if len(found) < 2:
         raise BadInput("algorithm.recompute_every: weights were found once; lower it, or ask for more rounds")
     shares = {rounds: weights.used for rounds, weights in found.items()}
@@ -131,7 +131,7 @@ def switched_weights(words: Sequence[str], images: int, path: Path) -> list[Path
     ways.pop("dynamic")  # which needs rounds
     switched = {name: asked([*words, *own]).algorithm for name, own in ways.items()}
     with threads(1), matmuls(experiment.precision):
-        found = weights_by_switch(experiment, *parts(experiment), switched, images)
+        found = weights_by_switch(experiment, *build(experiment), switched, images)
     numbers = {name: {"counted": w.counted, "moved": w.moved, "grows": w.grows} for name, w in found.items()}
     by_samples = effective(found["fedsls"].by_samples.values())
     drawn = drawing.switched_weights(numbers, {"by samples": by_samples, "uniform": experiment.clients}, path)
@@ -142,7 +142,7 @@ def cost(words: Sequence[str], images: int, path: Path) -> list[Path]:
     """Operations and memory of the guided pass, beside the paper's."""
     experiment = asked(words)
     with threads(1), matmuls(experiment.precision):
-        net, federation = parts(experiment)
+        net, federation = build(experiment)
         index = torch.cat([federation.train[client] for client in sorted(federation.train)])[:images]
         shard = Shard(federation.data, index)
         found = pass_cost(net, net.initial_weights(), shard.x, shard.y)

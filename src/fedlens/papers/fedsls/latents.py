@@ -39,7 +39,7 @@ class Eye:
 
     def features(self, images: Tensor) -> Tensor:
         with torch.no_grad():
-            return self.net.look(self.net.initial_weights(), self.scaled(images)).features
+            return self.net.forward(self.net.initial_weights(), self.scaled(images)).features
 
 
 def saliency_maps(net: Network, weights: Tree, x: Tensor, y: Tensor | None = None) -> Tensor:

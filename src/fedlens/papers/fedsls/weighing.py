@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ...algorithms.fedsls import FedSLS, Weigh, is_usable, shares
+from ...algorithms.fedsls import FedSLS, MeasureSaliency, is_usable, shares
 from ...attribution import rank_correlation
 from ...core.algorithm import Client, Recipe, Server
 from ...core.batches import Federation, Shard
@@ -17,7 +17,7 @@ from ...core.errors import BadInput
 from ...core.evaluate import pieces
 from ...core.network import Network
 from ...core.rng import generator, key
-from ...core.run import Engine, Job, Reply, enter
+from ...core.run import Engine, Job, Reply, initial_state
 from ...core.run import run as run_rounds
 from ...core.tree import Tree
 from ...engines.lanes import Lanes
@@ -139,10 +139,10 @@ def weights_by_switch(
 def first_job(experiment: Experiment, net: Network, population: int) -> Job:
     """The work order by which all clients find their numbers before anything is averaged."""
     stage, at, since = experiment.timetable()[0]
-    if not isinstance(stage.algorithm, Weigh):
+    if not isinstance(stage.algorithm, MeasureSaliency):
         raise BadInput(_ONLY_FEDSLS)
     server = Server(net, Tree(), population, key=key(experiment.seed, "server", 0))
-    server = replace(server, state=enter(stage, server))
+    server = replace(server, state=initial_state(stage, server))
     return Job(stage, stage.algorithm.broadcast(server), Tree(), 0, at, since, experiment.seed)
 
 
@@ -153,7 +153,7 @@ def weights_over_rounds(experiment: Experiment, net: Network, federation: Federa
 
     def observe(server: Server, job: Job, replies: list[Reply]) -> None:
         nonlocal trained
-        if isinstance(job.stage.algorithm, Weigh):
+        if isinstance(job.stage.algorithm, MeasureSaliency):
             uploads = {reply.client: reply.upload.map(lambda leaf: leaf.cpu()) for reply in replies}
             if (weights := weights_of(uploads, experiment.algorithm)) is not None:
                 found[trained] = weights

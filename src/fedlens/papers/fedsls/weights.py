@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ... import config
-from ...algorithms.fedsls import Weigh
+from ...algorithms.fedsls import MeasureSaliency
 from ...attribution.figures import as_picture, coloured
 from ...attribution.similarity import rank_correlation
 from ...core.batches import Shard
@@ -54,7 +54,7 @@ def explain_weights(
     where = (out or folder.figures / "explain").with_suffix("")
     chart, grid = (where.with_name(f"{where.name}-{kind}") for kind in ("weights", "saliency"))
     drawn, compared = [], {}
-    if isinstance(experiment.timetable()[0][0].algorithm, Weigh):
+    if isinstance(experiment.timetable()[0][0].algorithm, MeasureSaliency):
         compared, columns, titles = _looked(folder, experiment, clients, count)
         drawn = [pictures(columns, grid, titles, _MAPS)]
     figure, axes = pyplot().subplots(1, 2 + len(compared), figsize=(4.6 * (2 + len(compared)), 3.9))

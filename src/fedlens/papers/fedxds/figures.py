@@ -27,7 +27,7 @@ from ...core.network import Network
 from ...core.rng import fold, generator, key
 from ...core.strict_json import write_json
 from ...core.tree import Tree
-from ...experiment import Experiment, parts
+from ...experiment import Experiment, build
 from ...runs.folder import RunFolder
 from ...simulate import run as simulate
 from ...simulate.run import matmuls, threads
@@ -170,10 +170,10 @@ def warmed(experiment: Experiment, place: Path) -> Tree:
 def _prepared(words: Sequence[str], images: int, path: Path) -> Study:
     paper = column("cifar10", "K10", "0.1")
     whole = laid((*WORDS, *paper.words, "algorithm=fedavg", "precision=fp32", *words))
-    experiment = config.read(None, [*whole.values()]).placed()
+    experiment = config.read(None, [*whole.values()]).resolved()
     weights = warmed(experiment, path.parent / f"{path.name}-warm-up")
     with threads(1), matmuls("fp32"):
-        net, federation = parts(experiment)
+        net, federation = build(experiment)
         return study(experiment, net, federation, experiment.data.load(), weights, images)
 
 
