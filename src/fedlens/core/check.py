@@ -46,7 +46,7 @@ class Check:
             return (
                 f"it has {upload.nbytes / MIB:.0f} MiB, and {self.largest / MIB:g} are allowed (policy.max_reply_mib)"
             )
-        parts = (part for part in (*job.stage.uplink, job.stage.algorithm) if hasattr(part, "objection"))
+        parts = (part for part in (*job.stage.uplink, job.stage.algorithm) if hasattr(part, "validate_upload"))
         return next(filter(None, (part.validate_upload(server, upload, expected) for part in parts)), "")
 
     def values(self, job: Any, uploads: Sequence[Tree]) -> tuple[list[str], bool]:
@@ -54,8 +54,8 @@ class Check:
 
         On a GPU all is one launch for each upload and kind of leaf, and is read back once a round.
         """
-        unknown = getattr(job.stage.algorithm, "unknown", ())
-        found = [_verdicts(upload, unknown) for upload in uploads]
+        may_be_nan = getattr(job.stage.algorithm, "may_be_nan", ())
+        found = [_verdicts(upload, may_be_nan) for upload in uploads]
         answers = iter(read([flag for flags in found for flag in chain(*flags)]))
         objections, counts = [], False
         for sizes, signs, weight in found:
@@ -67,9 +67,9 @@ class Check:
         return objections, counts
 
 
-def _verdicts(upload: Tree, unknown: Sequence[str]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+def _verdicts(upload: Tree, may_be_nan: Sequence[str]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """Flags, not yet read: sizes are sound; counts are not negative; it counts for something."""
-    looked = Tree({name: value for name, value in upload.items() if name not in unknown})
+    looked = Tree({name: value for name, value in upload.items() if name not in may_be_nan})
     kinds: dict[Any, list[Tensor]] = {}
     for leaf in looked.leaves():
         if leaf.is_floating_point() and leaf.numel():
