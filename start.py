@@ -54,7 +54,7 @@ def main() -> None:
         call(TOOLS / "python", "-m", "pytest", *(words or usual), cwd=ROOT)
     elif task == "check":
         set_up("[dev]")
-        places = ["src", "tests", "benchmarks", "start.py"]
+        places = ["src", "tests", "benchmarks", "docs", "start.py"]
         call(TOOLS / "ruff", "check", *places, cwd=ROOT)
         call(TOOLS / "ruff", "format", "--check", *places, cwd=ROOT)
         call(TOOLS / "pyright", "--pythonpath", TOOLS / "python", "src", cwd=ROOT)

@@ -25,7 +25,7 @@ NAVIGATION = {
     "Start": ("README.md", "docs/quickstart.md", "docs/concepts.md", "docs/faq.md"),
     "Methods": ("docs/choose.md", "docs/methods.md", "docs/papers.md"),
     "Do more": ("docs/extend.md", "docs/faults.md", "docs/machines.md", "docs/deploy.md", "docs/coming-from.md"),
-    "Know more": ("docs/privacy.md", "docs/speed.md", "docs/decisions.md"),
+    "Know more": ("docs/privacy.md", "docs/speed.md", "docs/architecture.md", "docs/decisions.md"),
     "Project": ("CONTRIBUTING.md", "docs/release.md", "CHANGELOG.md"),
     "Results": tuple(sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "results").glob("*.md"))),
 }

@@ -1,0 +1,54 @@
+"""docs/check.py finds what is hard to read; docs/architecture.py writes what the code is."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = next(folder for folder in Path(__file__).resolve().parents if (folder / "docs").is_dir())
+DOCS = ROOT / "docs"
+    Path(__file__).resolve().parents[next(n for n in range(1, 4) if (Path(__file__).parents[n] / "docs").is_dir())]
+    / "docs"
+)
+
+
+def script(name):
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+check, architecture = script("check"), script("architecture")
+LONG = "word " * 31
+
+
+@pytest.mark.parametrize(
+    ("text", "kinds"),
+    [
+        (f"Short. {LONG.strip()}.", ["sentence"]),
+        (f"A first half: {'word ' * 20}. {'Word ' * 20}.", []),
+        (f"| a | {'word ' * 26}|", ["cell"]),
+        (f"| a | {'word ' * 25}|", []),
+        ("It is judged by the global model.", ["word"]),
+        (f"```\n{LONG}\n```", []),
+        (f"# {LONG}", []),
+        ("`" + LONG + "` is one word.", []),
+    ],
+)
+def test_findings(text, kinds):
+    assert [one.kind for one in check.findings("page.md", text)] == kinds
+
+
+def test_a_finding_names_its_line_and_the_exit_code_is_asked_for(tmp_path, capsys):
+    page = tmp_path / "page.md"
+    page.write_text(f"# Title\n\nFine.\n\n{LONG}\n")
+    assert check.main([str(page)]) == 0 and check.main(["--fail", str(page)]) == 1
+    assert "page.md:5: a sentence of 31 words" in capsys.readouterr().out
+
+
+def test_the_architecture_page_is_not_stale():
+    assert (DOCS / "architecture.md").read_text("utf-8") == architecture.page(), "run python docs/architecture.py"
+    assert (DOCS / "images" / "architecture.svg").read_text("utf-8") == architecture.picture()
