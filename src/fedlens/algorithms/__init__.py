@@ -1,5 +1,6 @@
 """One file per paper. Adding one is a file here and a line in this list."""
 
+from ..core.algorithm import Recipe
 from .apfl import APFL
 from .ditto import Ditto
 from .fedau import FedAU
@@ -67,6 +68,14 @@ ALGORITHMS = {
     "spatl_official": OfficialSPATL,
 }
 
+
+def name_of(recipe: Recipe) -> str:
+    """As users write it: its name here, or module:Class for one of their own."""
+    kind = type(recipe)
+    known = (name for name, part in ALGORITHMS.items() if part is kind)
+    return next(known, f"{kind.__module__}:{kind.__qualname__}")
+
+
 __all__ = [
     "ALGORITHMS",
     "APFL",
@@ -101,4 +110,5 @@ __all__ = [
     "Moon",
     "OfficialSPATL",
     "Scaffold",
+    "name_of",
 ]
