@@ -8,9 +8,6 @@ import pytest
 
 ROOT = next(folder for folder in Path(__file__).resolve().parents if (folder / "docs").is_dir())
 DOCS = ROOT / "docs"
-    Path(__file__).resolve().parents[next(n for n in range(1, 4) if (Path(__file__).parents[n] / "docs").is_dir())]
-    / "docs"
-)
 
 
 def script(name):
