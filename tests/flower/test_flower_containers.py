@@ -16,7 +16,7 @@ import yaml
 from fedlens.cli.deploy import deploy
 from fedlens.flower import launch
 
-FILES = Path(__file__).parents[1] / "docs" / "deploy"
+FILES = Path(__file__).parents[2] / "docs" / "deploy"
 COMPOSE, KUBERNETES = (FILES / name for name in ("compose.yaml", "kubernetes.yaml"))
 needs_flower = pytest.mark.skipif(
     importlib.util.find_spec("flwr") is None, reason="flwr is not installed: pip install 'fedlens[flower]'"

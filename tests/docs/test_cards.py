@@ -24,7 +24,7 @@ from fedlens.recommend.rank import known
 from fedlens.simulate import run as simulate
 from fedlens.simulate.describe import usual_model
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")

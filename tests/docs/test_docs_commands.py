@@ -292,7 +292,7 @@ def test_start_in_a_copy(tmp_path):
     for line in (
         f"python3 start.py run {shlex.join(FEW)}",
         f".venv/bin/fedlens {words}",
-        "python3 start.py test tests/test_tree.py",
+        "python3 start.py test tests/core/test_tree.py",
     ):
         command = [sys.executable if word == "python3" else word for word in shlex.split(line)]
         ended = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=900)

@@ -16,7 +16,7 @@ from fedlens.compare.run import asked, compare
 from fedlens.core.errors import BadInput
 from fedlens.recommend.rank import NEAR, _told, add, apart, described, known, read, recommend, results_of, typed
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SKEWED = config.read(None, ["partition.alpha=0.1", "clients=20", "model=cnn_small"])
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from fedlens.cli.main import app
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md"))]
 CARDS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs/methods").glob("*.md"))
 FEW = ("rounds=1", "clients=4", "cohort=2", "local.steps=1", "picture=false", "model=cnn2", "engine=sequential")
