@@ -84,7 +84,7 @@ def experiment(asked: argparse.Namespace, model: str, clients: int) -> Experimen
 def releases(asked: argparse.Namespace) -> dict[str, Any]:
     small = asked.small
     setting = experiment(asked, "cnn2" if small else "resnet8", 4)
-    net, federation = parts(setting)
+    net, federation = build(setting)
     images = 200 if small else 2000
     some = torch.cat([federation.train[client] for client in federation.train])[: 500 if small else 10_000]
     shard = Shard(federation.data, some)
@@ -130,7 +130,7 @@ def of_fedfed(
 ) -> dict[str, Measure]:
     """Residuals of a short run, under the same two attacks."""
     setting = experiment(asked, "cnn2" if asked.small else "resnet8", 20)
-    net, federation = parts(setting)
+    net, federation = build(setting)
     federation = replace(federation, train={client: federation.train[client] for client in range(2)})
     recipe = FedFed(distil_rounds=1 if asked.small else 5, latent=64 if asked.small else 2048)
     plan = Stage(None, 1, Everyone(), Sgd(0.01), steps=1, size=64)
@@ -169,7 +169,7 @@ SENT: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 def gradients(asked: argparse.Namespace) -> dict[str, Any]:
     setting = experiment(asked, "cnn", 20)
-    net, federation = parts(setting)
+    net, federation = build(setting)
     federation = replace(federation, train={client: federation.train[client] for client in range(4)})
     loaded = setting.data.load()
     pool = federation.pool[torch.randperm(len(federation.pool), generator=generator(0)).to(federation.pool.device)]

@@ -307,7 +307,7 @@ def fednova(world: World, server_lr: float = 1.0) -> dict[str, Tensor]:
     for round, cohort in enumerate(world.cohorts):
         p = world.shares(cohort)
         local = {k: local_training(world, theta, running, round, k) for k in cohort}
-        a = {k: reach(world, local[k].steps) for k in cohort}
+        a = {k: effective_steps(world, local[k].steps) for k in cohort}
         d = {k: (theta - local[k].theta) / a[k] for k in cohort}
         effective = sum(p[k] * a[k] for k in cohort)
         theta = theta - server_lr * effective * total(p[k] * d[k] for k in cohort)
@@ -325,7 +325,7 @@ def scaffold(world: World, server_lr: float = 1.0, clip: float | None = None) ->
             c_k = controls.get(k, torch.zeros_like(theta))
             correction = c - c_k
             local[k] = local_training(world, theta, running, round, k, lambda w, term=correction: term, clip_loss=clip)
-            path = (theta - local[k].theta) / (reach(world, local[k].steps) * world.rate(round))
+            path = (theta - local[k].theta) / (effective_steps(world, local[k].steps) * world.rate(round))
             controls[k] = c_k - c + path
             moved[k] = controls[k] - c_k
         theta = theta + server_lr * total(p[k] * (local[k].theta - theta) for k in cohort)
@@ -540,7 +540,7 @@ def test_fednova_sends_what_one_step_moved(momentum):
     theta, running = world.start()
     for reply in world.run(FedNova()).replies[0]:
         local = local_training(world, theta, running, 0, reply.client)
-        a = reach(world, local.steps)
+        a = effective_steps(world, local.steps)
         assert float(reply.upload.reach) == pytest.approx(a, rel=1e-14)
         sent = flat("delta", reply.upload.delta, world.model())
         assert_same(sent, {"delta": (local.theta - theta) / a, "delta statistics": local.statistics - running})

@@ -250,7 +250,10 @@ def test_privacy_accounts_are_not_made_wrong(words, sentence):
 # ---- after a kill ----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("after", [1, 4, 7])
 def test_resumed_to_the_same_bits(tmp_path, after):
-    policy, plan = RoundPolicy(oversample=0.5, max_failures=1, cooldown=2, min_replies=2, retries=1), replace(PLAN, rounds=9)
+    policy, plan = (
+        RoundPolicy(oversample=0.5, max_failures=1, cooldown=2, min_replies=2, retries=1),
+        replace(PLAN, rounds=9),
+    )
 
     def flaky(job, i):
         return random.Random(job.round * 100 + 10 * job.attempt + i).random() < 0.5

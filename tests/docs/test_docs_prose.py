@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = next(folder for folder in Path(__file__).resolve().parents if (folder / "docs").is_dir())
+ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 
 
