@@ -7,6 +7,7 @@ import pickle
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Annotated, Any, Literal
 
 import torch
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 from annotated_types import Le
 
 from .algorithms import FedAvg
-from .core.algorithm import Recipe, Stage
+from .core.algorithm import Recipe, Stage, chain
 from .core.batches import Dataset, Federation
 from .core.cohort import Cohort, Uniform
 from .core.errors import BadInput
@@ -23,7 +24,7 @@ from .core.network import Buffers, Network, Precision
 from .core.optimizer import Adam, Optimizer, Schedule, Sgd
 from .core.policy import RoundPolicy
 from .core.rng import key, seeded
-from .core.run import timetable
+from .core.run import Turn, timetable
 from .core.transform import Transform
 from .core.weighting import WEIGHTINGS
 from .data import DATASETS, PARTITIONS, DataSource, Images, Partition, Prepare, Split, federate
@@ -184,7 +185,7 @@ class Experiment:
         except (AttributeError, TypeError, pickle.PicklingError):
             return False
 
-    def timetable(self) -> list[tuple[Stage, int, int]]:
+    def timetable(self) -> list[Turn]:
         return timetable(self.algorithm, self.plan)
 
     def federation(self, images: Images) -> tuple[Federation, Split]:
@@ -204,9 +205,7 @@ class Experiment:
         """Whether the server trains on data of its own; refused where it should and has none."""
         needed = self._distils(self.algorithm)
         if needed and self.auxiliary is None:
-            part = self.algorithm
-            while (base := getattr(part, "base", None)) is not None and self._distils(base):
-                part = base
+            *_, part = takewhile(self._distils, chain(self.algorithm))
             raise BadInput(
                 f"{_name(part)} needs public data that no client owns: set auxiliary, as in auxiliary=cifar100"
             )
@@ -244,9 +243,7 @@ def _name(recipe: Recipe) -> str:
 
 def _needs_public_data(part: Any) -> bool:
     """Whether an algorithm, or one that it is made over, trains on data of the server's own."""
-    return part is not None and (
-        getattr(part, "needs_public_data", False) or _needs_public_data(getattr(part, "base", None))
-    )
+    return any(getattr(inner, "needs_public_data", False) for inner in chain(part))
 
 
 def resized(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:

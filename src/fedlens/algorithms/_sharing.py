@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core.algorithm import Stage
+from ..core.algorithm import Stage, chain
 from ..core.errors import BadInput, RunFailed
 from ..core.objective import cross_entropy
 from ..core.rng import fold, uniform
@@ -24,8 +24,7 @@ Mix = Literal["additive", "convex"]
 
 def can_share(stage: Stage, name: str) -> None:
     """Refuses what the method of this name cannot go over: there is one common payload, and one network to train."""
-    part = stage.algorithm
-    while part is not None:
+    for part in chain(stage.algorithm):
         if getattr(part, "fills_shared", False):
             raise BadInput(f"algorithm.base of {name} shares data itself; name fedxds or fedfed, and once")
         if isinstance(part, PSE):
@@ -38,7 +37,6 @@ def can_share(stage: Stage, name: str) -> None:
                 f"algorithm.base of {name} cannot be fedaux, whose features of public images would take the place of "
                 "what clients share; feddf can share"
             )
-        part = getattr(part, "base", None)
 
 
 # ---- on the way ------------------------------------------------------------------------------------------------------

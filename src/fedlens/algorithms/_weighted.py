@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import torch
 
-from ..core.algorithm import Errand, Recipe, Stage
+from ..core.algorithm import Errand, Recipe, Stage, chain
 from ..core.errors import BadInput
 from ..core.optimizer import Schedule
 from ..core.tree import Tree
@@ -50,12 +50,10 @@ def reweighed(
 
     Without `find` nothing needs to be found beforehand.
     """
-    inner = base
-    while inner is not None:
+    for inner in chain(base):
         if getattr(inner, "reweighs", False):
             name = type(inner).__name__.lower()
             raise BadInput(f"algorithm.base {name} decides itself how much a client counts: leave out one of the two")
-        inner = getattr(inner, "base", None)
     known = False
     for stage in base.stages(plan):
         known = known and not stage.fresh

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..algorithms import fedfed, fedxds
 from ..algorithms._sharing import unpacked
-from ..core.algorithm import Algorithm
+from ..core.algorithm import Algorithm, chain
 from ..core.rng import fold, key
 from ..core.tree import Tree
 from ..runs.transcript import Transcript
@@ -71,6 +71,4 @@ def _one_of_each(errand: fedxds.Exchange | fedfed.Exchange, count: int) -> Tenso
 
 def exchange_of(algorithm: Algorithm | None) -> fedxds.Exchange | fedfed.Exchange | None:
     """The exchange, also inside another recipe's view of it."""
-    while algorithm is not None and not isinstance(algorithm, fedxds.Exchange | fedfed.Exchange):
-        algorithm = getattr(algorithm, "base", None)
-    return algorithm
+    return next((part for part in chain(algorithm) if isinstance(part, fedxds.Exchange | fedfed.Exchange)), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from .. import config
 from ..core.algorithm import Server
 from ..core.batches import Dataset
 from ..core.errors import BadInput
-from ..core.run import Job, initial_state
+from ..core.run import job_of, opened
 from ..core.tree import Tree
 from ..engines.sequential import Sequential
 from ..experiment import Experiment
@@ -220,12 +220,10 @@ def _check(experiment: Experiment) -> None:
     experiment = config.check(experiment).resolved()
     images, federation, net = simulate.checked(experiment)
     nothing = Dataset(torch.zeros(0, *images.x.shape[1:]), torch.zeros(0, dtype=torch.long))  # FedAux would learn long
-    stage, server = experiment.timetable()[0][0], Server(net, Tree(), experiment.clients, auxiliary=nothing)
-    server = replace(server, state=initial_state(stage, server))
-    shared = server.state.get("shared", Tree())
-    job = Job(stage, stage.algorithm.broadcast(server), shared, 0, at=0, since=0, seed=experiment.seed)
+    turn, server = experiment.timetable()[0], Server(net, Tree(), experiment.clients, auxiliary=nothing)
+    job = job_of(opened(server, turn, experiment.seed), turn, experiment.seed)
     client, _ = Sequential(net, federation).open(job, 0)
-    stage.algorithm.begin(client)
+    turn.stage.algorithm.begin(client)
 
 
 def _whose(cell: Cell, why: str) -> str:

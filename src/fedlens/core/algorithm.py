@@ -102,6 +102,13 @@ class Recipe(Protocol):
     def stages(self, plan: Stage) -> Iterator[Stage]: ...
 
 
+def chain(recipe: Any) -> Iterator[Any]:
+    """A recipe, the one it is made over, and so on down to the innermost."""
+    while recipe is not None:
+        yield recipe
+        recipe = getattr(recipe, "base", None)
+
+
 @dataclass(frozen=True)
 class Algorithm:
     """Hyper-parameters as fields, behaviour as pure hooks. The defaults are FedAvg."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -102,13 +102,33 @@ class EngineWrapper:
         self.engine.close()
 
 
-def timetable(recipe: Recipe, plan: Stage) -> list[tuple[Stage, int, int]]:
-    """For every round of the run: its stage, its number in the stage, and the round since which memories count."""
-    rounds, since = [], 0
+class Turn(NamedTuple):
+    """What a round of the run does."""
+
+    stage: Stage
+    at: int = 0  # its number in the stage
+    since: int = 0  # the round since which memories count
+
+
+def timetable(recipe: Recipe, plan: Stage) -> list[Turn]:
+    """A turn for every round of the run."""
+    turns, since = [], 0
     for stage in recipe.stages(plan):
-        since = len(rounds) if stage.fresh else since
-        rounds += [(stage, at, since) for at in range(stage.rounds)]
-    return rounds
+        since = len(turns) if stage.fresh else since
+        turns += [Turn(stage, at, since) for at in range(stage.rounds)]
+    return turns
+
+
+def opened(server: Server, turn: Turn, seed: int) -> Server:
+    """The server as this round begins: with the round's randomness, and what a new stage sets up."""
+    server = replace(server, key=key(seed, "server", server.round))
+    return server if turn.at else replace(server, state=initial_state(turn.stage, server))
+
+
+def job_of(server: Server, turn: Turn, seed: int) -> Job:
+    """The work order of the round that the server is in."""
+    shared = server.state.get("shared", Tree())
+    return Job(turn.stage, turn.stage.algorithm.broadcast(server), shared, server.round, turn.at, turn.since, seed)
 
 
 def initial_state(stage: Stage, server: Server) -> Tree:
@@ -199,15 +219,12 @@ def run(
     """From the beginning, or on from the (state, round) of a checkpoint whose memories are back in the engine."""
     server = Server(net, state or Tree(), engine.population, round, auxiliary=auxiliary)
     client_status = server.state.get("standing", policy.first_status(server.population)).map(lambda leaf: leaf.cpu())
-    for stage, at, since in timetable(recipe, plan)[round:]:
-        server = replace(server, key=key(seed, "server", server.round))
-        if at == 0:
-            server = replace(server, state=initial_state(stage, server))
+    for turn in timetable(recipe, plan)[round:]:
+        server, stage = opened(server, turn, seed), turn.stage
         cohort = stage.cohort(server.population, key(seed, "cohort", server.round))
         more = key(seed, "oversample", server.round)
         cohort = policy.asked(cohort, server.population, client_status, server.round, more)
-        shared = server.state.get("shared", Tree())
-        job = Job(stage, stage.algorithm.broadcast(server), shared, server.round, at, since, seed)
+        job = job_of(server, turn, seed)
         answers, uploads = ask(engine, server, job, cohort, policy, check)
         if policy.max_weight_share is not None:
             uploads = bounded(uploads, policy.max_weight_share)

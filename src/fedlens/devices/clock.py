@@ -23,7 +23,7 @@ from ..core.cohort import Everyone
 from ..core.errors import BadInput
 from ..core.ledger import Entry
 from ..core.network import Network
-from ..core.run import Job, initial_state
+from ..core.run import Job, Turn, initial_state, job_of
 from ..core.tree import Tree
 from ..data import Images
 from ..engines.sequential import Sequential
@@ -65,7 +65,7 @@ class Clock:
     def __init__(self, experiment: Experiment, images: Images, sizes: Sequence[int], devices: Devices):
         """`sizes`: how many training examples each client owns."""
         self.devices, self.seed, self.sizes = devices, experiment.seed, sizes
-        self.stages = [stage for stage, _, _ in experiment.timetable()]
+        self.stages = [turn.stage for turn in experiment.timetable()]
         self.work = count_work(experiment, images)
 
     def clients(self, round: int, entries: Iterable[Entry]) -> dict[int, Seconds]:
@@ -117,8 +117,8 @@ def count_work(experiment: Experiment, images: Images) -> dict[Stage, Work]:
         trains = _FEW - stage.algorithm.holdout_size(_FEW)
         still = replace(stage, epochs=0, steps=None, size=trains, cohort=Everyone())
         moving = replace(still, epochs=stage.epochs, steps=None if stage.steps is None else 1)
-        download, shared = stage.algorithm.broadcast(server), server.state.get("shared", Tree())
-        jobs = [Job(each, download, shared, round, at, since, 0) for each in (still, still, still, moving)]
+        job = job_of(server, Turn(still, at, since), 0)
+        jobs = [job, job, job, replace(job, stage=moving)]
         uploads = [reply.upload for reply in engines[0].run(jobs[0], [0, 1])]
         if stage.rounds > 1:
             for engine, job in zip(engines[1:], jobs[1:], strict=True):

@@ -14,7 +14,7 @@ from ..core.cohort import Cohort
 from ..core.errors import BadInput, RunFailed
 from ..core.evaluate import Evaluate
 from ..core.rng import key
-from ..core.run import Job, Reply
+from ..core.run import Job, Reply, Turn
 from ..core.transform import Clip, GaussianNoise
 from .client_level import ClientPrivacy
 from .statement import SEEDED, Statement
@@ -25,9 +25,9 @@ _ANSWERS = {Evaluate.__name__: "numbers about clients' own models"}
 class Disclosure:
     """Follows a run round by round. All but errands' answers is known from the configuration and the seed."""
 
-    def __init__(self, path: Path, timetable: Sequence[tuple[Stage, int, int]], population: int, seed: int):
+    def __init__(self, path: Path, timetable: Sequence[Turn], population: int, seed: int):
         self.path, self.population, self.seed = path, population, seed
-        self.stages = [stage for stage, _, _ in timetable]
+        self.stages = [turn.stage for turn in timetable]
         self.answers: dict[str, list[str]] = {}  # errand -> what clients answered, as it is
         if path.exists():
             try:

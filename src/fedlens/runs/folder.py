@@ -22,7 +22,6 @@ import pyarrow as pa
 import torch
 
 from .. import __version__
-from . import tables
 from ..core.errors import BadInput
 from ..core.ledger import Ledger
 from ..core.memories import Memories, prune, write_whole
@@ -32,6 +31,7 @@ from ..core.wire import decode, encode
 from ..data import Images, Names, Split
 from ..data.client_names import NUMBERS
 from ..experiment import Experiment
+from . import tables
 
 _KEPT = 2  # checkpoints: a damaged last one costs rounds, not the run
 _DAMAGE = (BadInput, OSError, ValueError, KeyError)

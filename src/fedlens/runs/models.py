@@ -12,7 +12,7 @@ from ..core.evaluate import Evaluate
 from ..core.memories import Memories
 from ..core.network import Network
 from ..core.rng import key
-from ..core.run import Job
+from ..core.run import job_of
 from ..core.tree import Tree
 from ..engines.sequential import Sequential
 from ..experiment import Experiment
@@ -51,8 +51,8 @@ def models(
 
 def global_model(experiment: Experiment, net: Network, checkpoint: Checkpoint) -> Tree | None:
     """None when clients keep a part of it."""
-    stage, _, _ = experiment.timetable()[checkpoint.round - 1]
-    model, whole = stage.algorithm.global_model(checkpoint.state), net.initial_weights()
+    algorithm = experiment.timetable()[checkpoint.round - 1].stage.algorithm
+    model, whole = algorithm.global_model(checkpoint.state), net.initial_weights()
     if model.params.keys() != whole.params.keys():
         return None
     device = next(iter(whole.params.values())).device
@@ -70,15 +70,15 @@ def own_models(
     trained: bool = False,
 ) -> Iterator[tuple[int, Tree]]:
     """What clients predict with; trained: after one more local training, where the run's tables judge that, too."""
-    stage, at, since = experiment.timetable()[checkpoint.round - 1]
-    algorithm, local, device = stage.algorithm, experiment.local, federation.data.x.device
+    turn = experiment.timetable()[checkpoint.round - 1]
+    algorithm, local, device = turn.stage.algorithm, experiment.local, federation.data.x.device
     if trained := trained and "personal after" in algorithm.evaluated_as:
-        stage = stage.errand(Evaluate(base=algorithm), epochs=local.epochs, steps=local.steps)
+        errand = turn.stage.errand(Evaluate(base=algorithm), epochs=local.epochs, steps=local.steps)
+        turn = turn._replace(stage=errand)
     state = checkpoint.state.map(lambda leaf: leaf.to(device))
     last = key(experiment.seed, "server", checkpoint.round - 1)
     server = Server(net, state, len(federation.train), checkpoint.round, last)
-    shared = state.get("shared", Tree())
-    job = Job(stage, algorithm.broadcast(server), shared, checkpoint.round, at, since, experiment.seed)
+    job = job_of(server, turn, experiment.seed)
     engine = Sequential(net, federation, memories=Memories(folder.memories, round=checkpoint.round))
     for number in clients:
         client, batches = engine.open(job, number)

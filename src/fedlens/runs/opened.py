@@ -20,10 +20,10 @@ from ..core.network import Network
 from ..core.tree import Tree
 from ..data import Images
 from ..experiment import Experiment, build
-from .models import global_model, newest, own_models
 from ..report.figures import personal_accuracies
-from .folder import RunFolder
 from ..simulate.run import matmuls, spread, threads
+from .folder import RunFolder
+from .models import global_model, newest, own_models
 
 LOOKS = ("fine-tuned", "personal after", "personal before")  # what clients are judged by, the best trained first
 

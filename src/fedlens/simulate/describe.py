@@ -19,7 +19,7 @@ from ..core.algorithm import Algorithm, Server
 from ..core.batches import Dataset, Federation
 from ..core.cohort import Everyone
 from ..core.errors import BadInput, RunFailed
-from ..core.run import Job, decode, initial_state, timetable
+from ..core.run import Turn, decode, initial_state, job_of, timetable
 from ..core.tree import Tree
 from ..core.wire import header
 from ..engines.sequential import Sequential
@@ -65,7 +65,7 @@ def describe(experiment: Experiment, classes: int, channels: int, size: int, *, 
     for round, stage, since in stages:
         stage = replace(stage, algorithm=brief(stage.algorithm), epochs=0, steps=None, cohort=Everyone())
         server = replace(server, state=initial_state(stage, server), round=round)
-        job = Job(stage, stage.algorithm.broadcast(server), server.state.get("shared", Tree()), round, 0, since, 0)
+        job = job_of(server, Turn(stage, 0, since), 0)
         replies = engine.run(job, [0, 1])
         name, before = type(stage.algorithm).__name__, {leaf.stage for leaf in leaves}
         name = next(n for n in (name, *(f"{name} ({i})" for i in range(2, 99))) if n not in before)

@@ -26,7 +26,7 @@ from ..core.memories import GIB, Memories, prune
 from ..core.network import Network
 from ..core.policy import EVERY_REPLY
 from ..core.rng import key
-from ..core.run import Engine, Job, Replies, Reply, ask
+from ..core.run import Engine, Job, Replies, Reply, Turn, ask, job_of
 from ..core.run import run as run_rounds
 from ..core.tree import Tree
 from ..data import Images
@@ -469,7 +469,7 @@ class Recorder:
             trained = name == "personal after"
             how = dict(epochs=local.epochs, steps=local.steps) if trained else dict(epochs=0, steps=None)
             stage = job.stage.errand(Evaluate(base=algorithm), **how)
-            look = Job(stage, algorithm.broadcast(server), job.shared, server.round, job.at, job.since, job.seed)
+            look = replace(job_of(server, Turn(stage, job.at, job.since), job.seed), shared=job.shared)
             cohort = Everyone()(server.population, key(job.seed, "evaluation"))
             replies, _ = ask(self.engine, server, look, cohort, EVERY_REPLY, self.check)
             self.bytes.add(self.ledger.book(look, cohort, replies.received, round=server.round, purpose="evaluation"))

@@ -11,13 +11,13 @@ import torch
 
 from ...algorithms.fedsls import FedSLS, MeasureSaliency, is_usable, shares
 from ...attribution import rank_correlation
-from ...core.algorithm import Client, Recipe, Server
+from ...core.algorithm import Client, Recipe, Server, chain
 from ...core.batches import Federation, Shard
 from ...core.errors import BadInput
 from ...core.evaluate import pieces
 from ...core.network import Network
 from ...core.rng import generator, key
-from ...core.run import Engine, Job, Reply, initial_state
+from ...core.run import Engine, Job, Reply, job_of, opened
 from ...core.run import run as run_rounds
 from ...core.tree import Tree
 from ...engines.lanes import Lanes
@@ -86,9 +86,7 @@ def weights_from(examples: dict[int, float], totals: dict[int, float], rule: Any
 
 def weighing_rule(recipe: Any) -> Any:
     """FedSLS or FedSL, by itself or inside another recipe."""
-    while recipe is not None and not hasattr(recipe, "normalize"):
-        recipe = getattr(recipe, "base", None)
-    return recipe
+    return next((part for part in chain(recipe) if hasattr(part, "normalize")), None)
 
 
 def some_clients(federation: Federation, count: int = 4) -> list[int]:
@@ -138,12 +136,10 @@ def weights_by_switch(
 
 def first_job(experiment: Experiment, net: Network, population: int) -> Job:
     """The work order by which all clients find their numbers before anything is averaged."""
-    stage, at, since = experiment.timetable()[0]
-    if not isinstance(stage.algorithm, MeasureSaliency):
+    turn = experiment.timetable()[0]
+    if not isinstance(turn.stage.algorithm, MeasureSaliency):
         raise BadInput(_ONLY_FEDSLS)
-    server = Server(net, Tree(), population, key=key(experiment.seed, "server", 0))
-    server = replace(server, state=initial_state(stage, server))
-    return Job(stage, stage.algorithm.broadcast(server), Tree(), 0, at, since, experiment.seed)
+    return job_of(opened(Server(net, Tree(), population), turn, experiment.seed), turn, experiment.seed)
 
 
 def weights_over_rounds(experiment: Experiment, net: Network, federation: Federation) -> dict[int, Weights]:

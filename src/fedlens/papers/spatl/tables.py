@@ -15,12 +15,13 @@ from torch import nn
 from ...algorithms.fedavg import FedAvg
 from ...algorithms.finetune import FineTune
 from ...algorithms.spatl import SPATL
+from ...core.algorithm import Server
 from ...core.batches import Federation, Shard
 from ...core.errors import BadInput
 from ...core.evaluate import total
 from ...core.network import Network
 from ...core.rng import generator, key
-from ...core.run import Job
+from ...core.run import Turn, job_of
 from ...core.tree import Tree
 from ...core.wire import header
 from ...engines.sequential import Sequential, tuned
@@ -300,7 +301,7 @@ def judged_alone(
     (train, test), experiment = images, run.experiment
     engine = Sequential(net, Federation(run.federation.data, {0: train}, {0: test}, test))
     stage = experiment.plan.errand(FineTune(base=FedAvg(), part=part), epochs=max(epochs, 1))
-    job = Job(stage, Tree(model=weights), Tree(), 0, 0, 0, seed)
+    job = job_of(Server(net, Tree(model=weights), 1), Turn(stage), seed)
     with run.at_work(), tuned(net):
         if epochs:
             weights = engine.local_training(job, 0, *engine.open(job, 0))
