@@ -39,7 +39,7 @@ from fedlens.core.rng import generator, key
 from fedlens.core.run import run, timetable
 from fedlens.data import DATASETS, PARTITIONS
 from fedlens.engines.sequential import Sequential
-from fedlens.experiment import Experiment
+from fedlens.experiment import Experiment, build
 from fedlens.models import model_named
 from fedlens.papers.fedxds.figures import DEFENCES, EPSILONS, Study, mechanism, study
 from fedlens.privacy.client_level import ClientPrivacy

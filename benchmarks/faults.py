@@ -18,9 +18,10 @@ from fedlens.core.algorithm import Server, Stage
 from fedlens.core.batches import Dataset, Federation
 from fedlens.core.check import Check
 from fedlens.core.cohort import Everyone
+from fedlens.core.engine import Job
 from fedlens.core.network import Network
 from fedlens.core.rng import seeded
-from fedlens.core.run import Job, initial_state, timetable
+from fedlens.core.run import initial_state, timetable
 from fedlens.core.tree import Tree
 from fedlens.engines.rehearsal import Rehearsal
 from fedlens.engines.sequential import Sequential
@@ -80,9 +81,9 @@ def cost() -> str:
     upload = upload.replace(weight=torch.ones_like(upload.weight))
     check = Check(Rehearsal(net, data), 1024)
     rehearsal = timed(lambda: check.expects(job), 3)
-    check.form(server, job, upload)
-    form = timed(lambda: check.form(server, job, upload), 20)
-    values = timed(lambda: check.values(job, [upload]), 20)
+    check.check_structure(server, job, upload)
+    form = timed(lambda: check.check_structure(server, job, upload), 20)
+    values = timed(lambda: check.check_values(job, [upload]), 20)
     mean = timed(lambda: stage.algorithm.aggregate(server, [upload, upload]), 20) / 2
     size = f"{upload.nbytes / 1e6:.1f} MB, {len(upload.leaves())} leaves"
     return (

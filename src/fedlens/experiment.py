@@ -21,12 +21,12 @@ from .core.cohort import Cohort, Uniform
 from .core.errors import BadInput
 from .core.fields import Count, Momentum, NonNegative, Number, Positive, Share
 from .core.network import Buffers, Network, Precision
+from .core.objective import WEIGHTINGS
 from .core.optimizer import Adam, Optimizer, Schedule, Sgd
 from .core.policy import RoundPolicy
 from .core.rng import key, seeded
 from .core.run import Turn, timetable
 from .core.transform import Transform
-from .core.weighting import WEIGHTINGS
 from .data import DATASETS, PARTITIONS, DataSource, Images, Partition, Prepare, Split, federate
 from .data.partition.base import parted_users
 from .devices.profiles import Devices

@@ -21,14 +21,14 @@ from fedlens.algorithms import FedAvg, FedAvgM, FedDyn, FedNova, FedProx, FedSAM
 from fedlens.core.algorithm import Server, Stage
 from fedlens.core.batches import Dataset, Federation, identity, plan
 from fedlens.core.cohort import Cohort, Everyone
+from fedlens.core.engine import Job, Reply
 from fedlens.core.errors import BadInput
 from fedlens.core.network import Buffers, Network
-from fedlens.core.objective import weighted
+from fedlens.core.objective import by_batches, by_examples, uniformly, weighted
 from fedlens.core.optimizer import Exponential, Sgd
 from fedlens.core.rng import generator, key, seeded
-from fedlens.core.run import Job, Reply, run
+from fedlens.core.run import run
 from fedlens.core.tree import Tree
-from fedlens.core.weighting import by_batches, by_examples, uniformly
 from fedlens.engines.sequential import Sequential
 from small import Net, federation, network
 

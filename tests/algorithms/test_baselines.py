@@ -44,11 +44,11 @@ from fedlens.core.algorithm import Server
 from fedlens.core.batches import identity, plan
 from fedlens.core.errors import BadInput
 from fedlens.core.network import Network
+from fedlens.core.objective import by_examples
 from fedlens.core.optimizer import Adam
 from fedlens.core.rng import fold, generator, key, normal, numpy_generator, seeded, uniform
 from fedlens.core.run import run, timetable
 from fedlens.core.tree import Tree
-from fedlens.core.weighting import by_examples
 from fedlens.devices.clock import count_work
 from fedlens.engines.sequential import Sequential
 from fedlens.experiment import resized

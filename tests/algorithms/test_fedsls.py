@@ -28,11 +28,11 @@ from fedlens.core.batches import Dataset, Federation, Shard, identity, plan
 from fedlens.core.cohort import Cohort, Everyone
 from fedlens.core.errors import BadInput
 from fedlens.core.network import Network
+from fedlens.core.objective import by_examples
 from fedlens.core.optimizer import Cosine, Exponential, Sgd
 from fedlens.core.rng import generator, key, seeded
 from fedlens.core.run import run
 from fedlens.core.tree import Tree
-from fedlens.core.weighting import by_examples
 from fedlens.data.prepare import Prepare
 from fedlens.engines.sequential import Sequential
 from fedlens.experiment import Experiment

@@ -18,13 +18,13 @@ from fedlens.algorithms import FedAU, FedAvg, FedDecorr, FedProx, FedSL, FedSLS,
 from fedlens.algorithms.feddecorr import Decorrelated, correlation
 from fedlens.core.algorithm import Algorithm, Recipe, Server
 from fedlens.core.batches import identity
+from fedlens.core.engine import Reply
 from fedlens.core.errors import BadInput
 from fedlens.core.network import Buffers
-from fedlens.core.objective import weighted
+from fedlens.core.objective import by_examples, uniformly, weighted
 from fedlens.core.rng import generator
-from fedlens.core.run import Reply, run
+from fedlens.core.run import run
 from fedlens.core.tree import Tree
-from fedlens.core.weighting import by_examples, uniformly
 from fedlens.engines.sequential import Sequential
 from small import federation, network
 from test_algorithms_by_hand import (

@@ -24,13 +24,14 @@ from fedlens.algorithms import APFL, L2GD, Ditto, FedAvg, FedBN, FedMTL, FedPer,
 from fedlens.algorithms.lgfedavg import layers
 from fedlens.core.algorithm import Algorithm, Server
 from fedlens.core.batches import identity
+from fedlens.core.engine import Job, Reply
 from fedlens.core.errors import BadInput
 from fedlens.core.evaluate import Evaluate
 from fedlens.core.network import Buffers, Network
+from fedlens.core.objective import by_examples, uniformly
 from fedlens.core.rng import key, seeded
-from fedlens.core.run import Job, Reply, run, timetable
+from fedlens.core.run import run, timetable
 from fedlens.core.tree import Tree
-from fedlens.core.weighting import by_examples, uniformly
 from fedlens.engines.sequential import Sequential
 from fedlens.models import MODELS
 from small import federation, network

@@ -22,11 +22,12 @@ from fedlens.algorithms.fedper import is_extractor
 from fedlens.core.algorithm import Server, Stage
 from fedlens.core.batches import Dataset, Federation, plan
 from fedlens.core.cohort import Everyone
+from fedlens.core.engine import Job, Reply
 from fedlens.core.errors import BadInput
 from fedlens.core.network import Network
 from fedlens.core.optimizer import Sgd
 from fedlens.core.rng import generator, key, seeded
-from fedlens.core.run import Job, Reply, run
+from fedlens.core.run import run
 from fedlens.core.tree import Tree
 from fedlens.engines.lanes import Lanes
 from fedlens.engines.sequential import Sequential

@@ -17,10 +17,10 @@ from fedlens.algorithms.finetune import FineTune
 from fedlens.core.algorithm import Algorithm
 from fedlens.core.batches import identity
 from fedlens.core.network import Network
+from fedlens.core.objective import by_examples, uniformly
 from fedlens.core.rng import generator, seeded
 from fedlens.core.run import run
 from fedlens.core.tree import Tree, mean
-from fedlens.core.weighting import by_examples, uniformly
 from fedlens.engines.sequential import Sequential
 from small import Net, federation, network, same
 from test_algorithms_by_hand import (

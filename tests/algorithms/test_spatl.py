@@ -15,15 +15,16 @@ from torch import nn
 from fedlens import config
 from fedlens.algorithms import SPATL, FedAvg, FedPer, OfficialSPATL, Scaffold, spatl
 from fedlens.core.batches import Federation, Shard, identity, plan, split_holdout
+from fedlens.core.engine import Job, Reply
 from fedlens.core.errors import BadInput
 from fedlens.core.memories import Memories
 from fedlens.core.network import Network
+from fedlens.core.objective import by_examples, uniformly
 from fedlens.core.optimizer import Adam, Sgd
 from fedlens.core.rng import key, seeded
-from fedlens.core.run import Job, Reply, run, timetable
+from fedlens.core.run import run, timetable
 from fedlens.core.transform import Clip, TopK
 from fedlens.core.tree import Tree
-from fedlens.core.weighting import by_examples, uniformly
 from fedlens.core.wire import decode, encode
 from fedlens.engines.sequential import Sequential
 from fedlens.experiment import Experiment

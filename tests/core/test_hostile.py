@@ -17,7 +17,8 @@ from fedlens.core.cohort import Everyone
 from fedlens.core.errors import RunFailed
 from fedlens.core.evaluate import Evaluate
 from fedlens.core.policy import EVERY_REPLY
-from fedlens.core.run import ask, initial_state, run, timetable
+from fedlens.core.replies import ask
+from fedlens.core.run import initial_state, run, timetable
 from fedlens.core.tree import Tree
 from fedlens.engines.rehearsal import Rehearsal
 from fedlens.engines.sequential import Sequential

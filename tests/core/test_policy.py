@@ -12,7 +12,8 @@ from fedlens.core.check import Check
 from fedlens.core.cohort import Everyone
 from fedlens.core.errors import BadInput
 from fedlens.core.memories import Memories
-from fedlens.core.policy import RoundPolicy, capped
+from fedlens.core.policy import RoundPolicy
+from fedlens.core.replies import capped
 from fedlens.core.rng import key
 from fedlens.core.run import run
 from fedlens.core.tree import Tree

@@ -9,10 +9,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from fedlens.algorithms import FedAvg, Local, Moon, Scaffold
 from fedlens.core.algorithm import Algorithm, Server
 from fedlens.core.cohort import Everyone
+from fedlens.core.engine import Job
 from fedlens.core.errors import ClientFailed
 from fedlens.core.evaluate import Evaluate
 from fedlens.core.memories import Memories, prune
-from fedlens.core.run import Job, initial_state, run, timetable
+from fedlens.core.run import initial_state, run, timetable
 from fedlens.core.tree import Tree
 from fedlens.engines.lanes import Lane, Lanes
 from fedlens.engines.sequential import Sequential

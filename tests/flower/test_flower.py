@@ -24,9 +24,9 @@ import torch
 
 from fedlens import config
 from fedlens.core.batches import Dataset, Federation
+from fedlens.core.engine import Reply
 from fedlens.core.errors import BadInput, RunFailed
 from fedlens.core.memories import Memories
-from fedlens.core.run import Reply
 from fedlens.core.run import run as run_rounds
 from fedlens.core.tree import Tree
 from fedlens.data.prepare import Prepare

@@ -14,10 +14,10 @@ from fedlens.algorithms import FedAvg, FedSLS, FedXDS, Scaffold
 from fedlens.core.algorithm import Stage
 from fedlens.core.cohort import Uniform
 from fedlens.core.errors import BadInput, RunFailed
+from fedlens.core.objective import by_examples, uniformly
 from fedlens.core.run import run
 from fedlens.core.transform import Clip, GaussianNoise
 from fedlens.core.tree import Tree, dot
-from fedlens.core.weighting import by_examples, uniformly
 from fedlens.engines.sequential import Sequential
 from fedlens.experiment import Evaluation, LocalTraining
 from fedlens.models.cnn import Mlp

@@ -17,9 +17,10 @@ from fedlens import config
 from fedlens.algorithms import FedAvg, Scaffold
 from fedlens.core.check import Check
 from fedlens.core.cohort import Everyone
+from fedlens.core.engine import Job, Reply
 from fedlens.core.errors import BadInput
 from fedlens.core.policy import RoundPolicy
-from fedlens.core.run import Job, Reply, run
+from fedlens.core.run import run
 from fedlens.core.tree import Tree
 from fedlens.engines.lanes import Lanes
 from fedlens.engines.rehearsal import Rehearsal
@@ -128,7 +129,7 @@ def test_each_kind_of_damage():
     check, why = Check(Rehearsal(net, data.data), 1), Counter()
     for seed in range(300):
         damaged = corrupted(upload, torch.Generator().manual_seed(seed))
-        said = check.form(server, jobs[0], damaged) or check.values(jobs[0], [damaged])[0][0]
+        said = check.check_structure(server, jobs[0], damaged) or check.check_values(jobs[0], [damaged])[0][0]
         words = ("missing", "no tensor", "and should be float64", "and should be [", "not finite", "negative")
         why[next((word for word in words if word in said), said)] += 1
         assert said or (not same(damaged, upload) and all(leaf.isfinite().all() for leaf in damaged.leaves()))

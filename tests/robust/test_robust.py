@@ -19,13 +19,13 @@ from fedlens.core.algorithm import Server
 from fedlens.core.batches import Shard
 from fedlens.core.cohort import Everyone, Uniform
 from fedlens.core.errors import BadInput, RunFailed
+from fedlens.core.objective import uniformly
 from fedlens.core.optimizer import Sgd
 from fedlens.core.rng import generator, numpy_generator
 from fedlens.core.run import run
 from fedlens.core.transform import Clip as UplinkClip
 from fedlens.core.transform import Quantise, TopK
 from fedlens.core.tree import Tree
-from fedlens.core.weighting import uniformly
 from fedlens.data import Images
 from fedlens.engines.lanes import Lanes
 from fedlens.engines.sequential import Sequential

@@ -7,8 +7,8 @@ import torch
 from ..core.algorithm import Algorithm
 from ..core.errors import BadInput
 from ..core.fields import Count
+from ..core.objective import uniformly
 from ..core.tree import mean
-from ..core.weighting import uniformly
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ..core.algorithm import Client, Errand, Recipe
 from ..core.fields import NonNegative
+from ..core.objective import by_examples
 from ..core.tree import Tree
-from ..core.weighting import by_examples
 from ..models.generators import head_shape
 from ._weighted import Weighted, reweighed, with_weights
 from .fedavg import FedAvg

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from ..core.algorithm import Algorithm
 from ..core.errors import BadInput
 from ..core.fields import Positive
+from ..core.objective import uniformly
 from ..core.tree import clipped, mean
-from ..core.weighting import uniformly
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from ..attribution.channels import Norm, Place
 from ..attribution.inputs import Score, Target
 from ..core.algorithm import Algorithm, Client, Errand, Recipe, Stage
 from ..core.batches import Shard
+from ..core.engine import Reply
 from ..core.errors import BadInput
 from ..core.evaluate import pieces
 from ..core.fields import Number, Share
-from ..core.run import Reply
 from ..core.tree import Tree
 from ._weighted import Weighted, reweighed, with_weights
 from .fedavg import FedAvg

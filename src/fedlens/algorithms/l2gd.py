@@ -10,9 +10,9 @@ from annotated_types import Gt, Lt
 from ..core.algorithm import Algorithm, Server
 from ..core.errors import BadInput
 from ..core.fields import NonNegative
+from ..core.objective import uniformly
 from ..core.rng import generator, key
 from ..core.tree import Tree, mean
-from ..core.weighting import uniformly
 
 
 @dataclass(frozen=True)

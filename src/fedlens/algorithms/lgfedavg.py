@@ -10,8 +10,8 @@ from ..core.batches import Shard
 from ..core.errors import BadInput
 from ..core.fields import Count
 from ..core.network import Network
+from ..core.objective import uniformly
 from ..core.tree import Tree
-from ..core.weighting import uniformly
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from ..core.algorithm import Algorithm
 from ..core.fields import Positive
+from ..core.objective import uniformly
 from ..core.tree import clipped, mean
-from ..core.weighting import uniformly
 
 
 @dataclass(frozen=True)

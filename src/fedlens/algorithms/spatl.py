@@ -14,9 +14,9 @@ from ..core.errors import BadInput
 from ..core.evaluate import pieces
 from ..core.fields import Count, NonNegative, Number
 from ..core.network import Network
+from ..core.objective import WEIGHTINGS
 from ..core.rng import generator, key
 from ..core.tree import Tree, grad, mean
-from ..core.weighting import WEIGHTINGS
 from ..selection.agent import Learns, first_agent, pretrained_agent, situation
 from ..selection.graph import Layer, layer_graph
 from ..selection.pruning import Choice, Constraint, Costs, Kept, every, masked, packed, ranked, row_indices, unpacked

@@ -14,7 +14,7 @@ from torch import Tensor
 from .. import config
 from ..core.batches import Federation, Shard
 from ..core.errors import BadInput, nearest
-from ..core.memories import write_whole
+from ..core.files import write_atomic
 from ..core.network import Network
 from ..core.rng import generator, key
 from ..core.tree import Tree
@@ -124,7 +124,7 @@ def audit(
         )
     found = Audit(str(folder.path), len(transcript), verdicts, skipped, time.perf_counter() - began)
     folder.write_json("audit.json", found.plain())
-    write_whole(folder.path / "audit.md", found.markdown().encode())
+    write_atomic(folder.path / "audit.md", found.markdown().encode())
     draw(found, folder.figures)
     return found
 

@@ -19,10 +19,11 @@ from ..algorithms import FedAvg
 from ..core.algorithm import Stage
 from ..core.batches import Dataset, Federation
 from ..core.cohort import Everyone
+from ..core.engine import Engine
 from ..core.network import Network, Precision
 from ..core.optimizer import Sgd
 from ..core.rng import generator, key, seeded
-from ..core.run import Engine, run
+from ..core.run import run
 from ..data import Prepare
 from ..engines.lanes import Lanes
 from ..engines.sequential import Sequential

@@ -767,7 +767,7 @@ def _privacy_lines(file: Path) -> Iterator[str]:
 
 
 def _say_json(value: Any) -> None:
-    from ..core.strict_json import finite
+    from ..core.files import finite
 
     print(json_module.dumps(finite(value)))
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ..core.memories import write_whole
-from ..core.strict_json import write_json
+from ..core.files import write_atomic, write_json
 from ..papers.grid import deviation, mean
 from ..runs.opened import fairness
 from ..simulate.progress import size
@@ -185,7 +184,7 @@ class Comparison:
         out.mkdir(parents=True, exist_ok=True)
         write_json(out / "compare.json", self.plain())
         for ending, text in (("md", self.markdown()), ("csv", lines.getvalue())):
-            write_whole(out / f"compare.{ending}", text.encode())
+            write_atomic(out / f"compare.{ending}", text.encode())
 
 
 def ranked_by(runs: Sequence[Compared]) -> By:

@@ -16,10 +16,9 @@ from .cohort import Cohort, Everyone
 from .errors import BadInput
 from .fields import Positive
 from .network import Network
-from .objective import cross_entropy
+from .objective import by_examples, cross_entropy
 from .optimizer import Optimizer, Sgd
 from .tree import Tree, grad, mean
-from .weighting import by_examples
 
 
 @dataclass(frozen=True)
@@ -117,14 +116,10 @@ class Algorithm:
     default_weighting: ClassVar[Callable] = by_examples
     needs_effective_steps: ClassVar[bool] = False  # True: it divides the local path by optimizer.effective_steps(steps)
     capturable: ClassVar[bool] = True  # False: its step cannot be recorded and runs eagerly
-    evaluated_as: ClassVar[tuple[str, ...]] = (
-        "personal before",
-        "personal after",
-    )  # local training: clients' own models
+    # Clients' models that are evaluated: before and after local training.
+    evaluated_as: ClassVar[tuple[str, ...]] = ("personal before", "personal after")
     updates_model: ClassVar[bool] = True  # False: its rounds leave the global model as it is
-    may_be_nan: ClassVar[
-        tuple[str, ...]
-    ] = ()  # entries of an upload that may hold no number, with which aggregate copes
+    may_be_nan: ClassVar[tuple[str, ...]] = ()  # entries of an upload that may be NaN; aggregate copes with it
 
     # ---- server -------------------------------------------------------------------------------
     def setup(self, server: Server) -> Tree:

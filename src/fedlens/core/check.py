@@ -28,19 +28,19 @@ class Check:
         self.expects, self.largest = expects, largest * MIB
         self._usual: dict[Any, tuple[int, Tree]] = {}  # stage -> as of which round, what its replies look like
 
-    def form(self, server: Any, job: Any, upload: Any) -> str:
+    def check_structure(self, server: Any, job: Any, upload: Any) -> str:
         """Names, types, shapes and indices: all that taking it apart relies on. Reads no values but indices."""
         if job.stage not in self._usual:
             self._usual[job.stage] = job.round, self.expects(job)
         round, expected = self._usual[job.stage]
-        objection = self._form(server, job, upload, expected)
+        objection = self._objection(server, job, upload, expected)
         if objection and round != job.round:  # what a method sends may depend on what it was sent (L2GD)
             self._usual[job.stage] = job.round, self.expects(job)
-            objection = self._form(server, job, upload, self._usual[job.stage][1])
+            objection = self._objection(server, job, upload, self._usual[job.stage][1])
         return objection
 
-    def _form(self, server: Any, job: Any, upload: Any, expected: Tree) -> str:
-        if other := differs(upload, expected):
+    def _objection(self, server: Any, job: Any, upload: Any, expected: Tree) -> str:
+        if other := name_mismatch(upload, expected):
             return other
         if upload.nbytes > self.largest:
             return (
@@ -49,7 +49,7 @@ class Check:
         parts = (part for part in (*job.stage.uplink, job.stage.algorithm) if hasattr(part, "validate_upload"))
         return next(filter(None, (part.validate_upload(server, upload, expected) for part in parts)), "")
 
-    def values(self, job: Any, uploads: Sequence[Tree]) -> tuple[list[str], bool]:
+    def check_values(self, job: Any, uploads: Sequence[Tree]) -> tuple[list[str], bool]:
         """An objection to each decoded upload or nothing, and whether any of the others counts for something.
 
         On a GPU all is one launch for each upload and kind of leaf, and is read back once a round.
@@ -96,7 +96,7 @@ def read(flags: Sequence[Tensor]) -> list[bool]:
 
 
 # ---- form ------------------------------------------------------------------------------------------------------------
-def differs(upload: Any, expected: Tree, where: str = "") -> str:
+def name_mismatch(upload: Any, expected: Tree, where: str = "") -> str:
     """Whether names and types are other than expected; never looks deeper than what is expected goes."""
     if not isinstance(upload, Tree):
         return f"{where or 'it'} is no tree"
@@ -107,7 +107,7 @@ def differs(upload: Any, expected: Tree, where: str = "") -> str:
     for name, like in expected.items():
         value, path = upload[name], f"{where}{name}"
         if isinstance(like, Tree):
-            if other := differs(value, like, f"{path}/"):
+            if other := name_mismatch(value, like, f"{path}/"):
                 return other
         elif not isinstance(value, Tensor) or value.layout != torch.strided:
             return f"{path} is no tensor"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from .run import Job, Reply
+from .engine import Job, Reply
 from .tree import Tree
 from .wire import encode, header
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import OrderedDict
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,25 +9,11 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from .errors import BadInput
+from .files import write_atomic
 from .tree import Tree
 from .wire import decode, encode
 
 GIB = 1 << 30
-
-
-def write_whole(path: Path, data: bytes, *, durable: bool = False) -> None:
-    """All of the file or nothing: written beside it, then renamed. `durable` waits until the disk has it."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(beside, "wb") as file:
-            file.write(data)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
-        os.replace(beside, path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
 
 
 class Memories:
@@ -90,7 +75,7 @@ class Memories:
 
     def _write(self, client: int, round: int, memory: Tree) -> None:
         if self.folder is not None and self._stored.get(client) != round:
-            write_whole(self.folder / name(client, round), encode(memory))
+            write_atomic(self.folder / name(client, round), encode(memory))
             self._stored[client] = round
 
 

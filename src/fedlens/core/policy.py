@@ -58,15 +58,3 @@ class RoundPolicy:
 
 
 EVERY_REPLY = RoundPolicy()
-
-
-def capped(weights: Sequence[float], share: float) -> list[float]:
-    """The same weights, the largest lowered until none has more than this share of their sum; where none can: equal."""
-    rest, cap = sorted(weights), min((weight for weight in weights if weight), default=0.0)
-    if share * len(weights) > 1:
-        for lowered in range(len(weights)):
-            cap = share * sum(rest) / (1 - share * lowered)
-            if rest[-1] <= cap:
-                break
-            rest.pop()
-    return [min(weight, cap) for weight in weights]

@@ -20,10 +20,11 @@ from .. import config
 from ..core.algorithm import Server, Stage
 from ..core.batches import Dataset, Federation
 from ..core.cohort import Everyone
+from ..core.engine import Job
 from ..core.errors import BadInput
 from ..core.ledger import Entry
 from ..core.network import Network
-from ..core.run import Job, Turn, initial_state, job_of
+from ..core.run import Turn, initial_state, job_of
 from ..core.tree import Tree
 from ..data import Images
 from ..engines.sequential import Sequential

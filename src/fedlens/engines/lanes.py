@@ -20,10 +20,10 @@ import torch
 
 from ..core.algorithm import Client, Stage
 from ..core.batches import Federation, OnHost, Plan
+from ..core.engine import Job, Reply
 from ..core.memories import Memories
 from ..core.network import Network
 from ..core.rng import key
-from ..core.run import Job, Reply
 from ..core.tree import Tree
 from .prefetch import Window
 from .sequential import Sequential, looked_at, owned, tuned

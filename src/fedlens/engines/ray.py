@@ -23,10 +23,10 @@ from typing import Any
 
 import torch
 
+from ..core.engine import Job, OnProgress, Reply, ignore
 from ..core.errors import BadInput, ClientFailed, RunFailed
 from ..core.evaluate import score
 from ..core.memories import Memories, name, versions
-from ..core.run import Job, OnProgress, Reply, ignore
 from ..core.tree import Tree
 from .parcel import pack, unpack
 from .process import keep_freed_memory

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ..core.batches import Dataset, Federation
+from ..core.engine import Job
 from ..core.network import Network
-from ..core.run import Job
 from ..core.tree import Tree
 from .sequential import Sequential
 

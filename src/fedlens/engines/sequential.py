@@ -12,12 +12,12 @@ from torch import Tensor
 
 from ..core.algorithm import Client, Stage
 from ..core.batches import Federation, Plan, Shard, plan, split_holdout
+from ..core.engine import Job, OnProgress, Reply, ignore
 from ..core.errors import BadInput, ClientFailed
 from ..core.evaluate import pieces, score
 from ..core.memories import Memories
 from ..core.network import Network
 from ..core.rng import key
-from ..core.run import Job, OnProgress, Reply, ignore
 from ..core.tree import Tree
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..core.run import Engine, EngineWrapper, Job, Reply
+from ..core.engine import Engine, EngineWrapper, Job, Reply
 
 
 class Timed(EngineWrapper):

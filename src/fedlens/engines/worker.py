@@ -21,11 +21,11 @@ from typing import Any
 import torch
 
 from ..core.batches import Federation
+from ..core.engine import Job
 from ..core.errors import BadInput, ClientFailed, RunFailed
 from ..core.evaluate import score
 from ..core.memories import GIB, Memories
 from ..core.network import Network
-from ..core.run import Job
 from ..core.tree import Tree
 from .process import keep_freed_memory
 from .sequential import Sequential

@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
+from ..core.engine import Job, OnProgress, Reply, ignore
 from ..core.errors import BadInput, RunFailed
-from ..core.run import Job, OnProgress, Reply, ignore
 from ..core.tree import Tree
 from .shared_memory import Inbox, Outbox
 from .worker import Build, Storage

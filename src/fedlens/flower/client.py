@@ -13,12 +13,13 @@ from safetensors import SafetensorError
 
 from ..core.algorithm import Client
 from ..core.batches import Federation, Plan
+from ..core.engine import Job
 from ..core.errors import BadInput, ClientFailed, RunFailed
 from ..core.evaluate import Evaluate
-from ..core.memories import Memories, prune, write_whole
+from ..core.files import write_atomic
+from ..core.memories import Memories, prune
 from ..core.network import Network
 from ..core.rng import key
-from ..core.run import Job
 from ..core.tree import Tree
 from ..core.wire import decode, encode
 from ..engines.process import keep_freed_memory
@@ -136,7 +137,7 @@ class Trainer:
             if version(tree) != name:
                 raise RunFailed("a message is damaged: the common payload is not the one that was announced")
             if path:
-                write_whole(path, encode(tree))
+                write_atomic(path, encode(tree))
             return tree
         try:
             return decode(path.read_bytes()) if path else None
@@ -171,7 +172,7 @@ def _secret(storage: Path) -> str:
     path = storage / "secret"
     if not path.exists():
         storage.mkdir(parents=True, exist_ok=True)
-        write_whole(path, secrets.token_hex(32).encode(), durable=True)
+        write_atomic(path, secrets.token_hex(32).encode(), durable=True)
         path.chmod(0o600)
     return path.read_text()
 
@@ -188,4 +189,4 @@ def _account(folder: Path, job: Job, limit: float) -> None:
         return
     if epsilon(dp, len(before) + 1) > limit:
         raise BadInput(f"its policy allows epsilon {limit:g} at most, which {len(before)} uploads have spent")
-    write_whole(path, ("\n".join([*before, asked]) + "\n").encode(), durable=True)
+    write_atomic(path, ("\n".join([*before, asked]) + "\n").encode(), durable=True)

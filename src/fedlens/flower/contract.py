@@ -10,9 +10,9 @@ from typing import Any
 
 from .. import __version__, config
 from ..core.algorithm import Stage
+from ..core.engine import Job
 from ..core.errors import BadInput, RunFailed
 from ..core.evaluate import Evaluate
-from ..core.run import Job
 from ..core.tree import Tree
 from ..core.wire import encode
 from ..data import Images

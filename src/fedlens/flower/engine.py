@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from safetensors import SafetensorError
 
+from ..core.engine import Job, Reply
 from ..core.errors import BadInput, RunFailed
-from ..core.memories import write_whole
-from ..core.run import Job, Reply
+from ..core.files import write_atomic
 from ..core.tree import Tree
 from ..core.wire import decode, encode
 from ..engines.sequential import Sequential
@@ -211,7 +211,7 @@ class Flower:
                 if upload is None:
                     self.nodes.say(f"round {round} goes on without client {client}: {_complaint(answer)}")
                 else:
-                    write_whole(self._place(asked, client), encode(upload))
+                    write_atomic(self._place(asked, client), encode(upload))
                     answered[client] = upload
             letters = again
         if not heard and self.deadline is None:  # without a rule for silence it ends the run, which can go on later

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..core.strict_json import write_json
+from ..core.files import write_json
 from ..simulate import progress as panel
 from .grid import Grid, carry_out, checked, gather
 

@@ -17,8 +17,7 @@ from typing import Any
 
 from .. import config
 from ..core.errors import BadInput, RunFailed, nearest
-from ..core.memories import write_whole
-from ..core.strict_json import write_json
+from ..core.files import write_atomic, write_json
 from ..experiment import Experiment
 from ..runs.folder import RunFolder, config_hash
 from ..runs.reuse import begin_alike
@@ -358,7 +357,7 @@ class Table:
         }
         write_json(path.with_name(f"{path.name}.json"), whole)
         for ending, text in ((".md", self.markdown()), (".csv", lines.getvalue())):
-            write_whole(path.with_name(path.name + ending), text.encode())
+            write_atomic(path.with_name(path.name + ending), text.encode())
 
     def entries(self) -> list[dict[str, Any]]:
         """One for each cell, run or not."""

@@ -12,9 +12,9 @@ import torch
 from ..core.algorithm import Stage
 from ..core.errors import BadInput
 from ..core.fields import Open, Positive
+from ..core.objective import uniformly
 from ..core.transform import Clip, GaussianNoise, Transform
 from ..core.tree import Tree, dot
-from ..core.weighting import uniformly
 from .accounting import Accountant, Release, total_epsilon
 from .statement import SEEDED, Statement
 

@@ -11,10 +11,11 @@ from typing import Any
 
 from ..core.algorithm import Errand, Stage
 from ..core.cohort import Cohort
+from ..core.engine import Job, Reply
 from ..core.errors import BadInput, RunFailed
 from ..core.evaluate import Evaluate
 from ..core.rng import key
-from ..core.run import Job, Reply, Turn
+from ..core.run import Turn
 from ..core.transform import Clip, GaussianNoise
 from .client_level import ClientPrivacy
 from .statement import SEEDED, Statement

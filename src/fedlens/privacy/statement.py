@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..core.strict_json import finite
+from ..core.files import finite
 
 SEEDED = (
     "drawn from the run's seed, so that runs repeat: whoever knows the seed can take the noise off again, so this is a "

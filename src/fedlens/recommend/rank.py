@@ -27,7 +27,7 @@ import yaml
 from .. import config
 from ..algorithms import ALGORITHMS
 from ..core.errors import BadInput
-from ..core.strict_json import write_json
+from ..core.files import write_json
 from ..data import skew
 from ..experiment import Experiment
 from ..simulate.describe import describe

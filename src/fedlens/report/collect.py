@@ -14,7 +14,7 @@ import yaml
 
 from .. import config
 from ..core.errors import BadInput
-from ..core.strict_json import finite
+from ..core.files import finite
 from ..data import Names
 from ..runs.folder import RunFolder
 from ..runs.opened import LOOKS, fairness

@@ -15,7 +15,7 @@ from typing import Any
 from .. import __version__
 from ..audit.attack import LEGEND
 from ..core.errors import BadInput
-from ..core.memories import write_whole
+from ..core.files import write_atomic
 from ..plots.style import COLOURS, DARK_COLOURS, DASHES
 from . import summary_text as story
 from .collect import TIMED, collect, runs_in
@@ -50,7 +50,7 @@ def write(runs: Sequence[Path], out: Path, latency: bool = False) -> Path:
         raise BadInput(f"--out {out} is a folder; name a file such as {out / 'report.html'}")
     text = page(gather(runs, latency))
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(out, text.encode())
+    write_atomic(out, text.encode())
     return out
 
 

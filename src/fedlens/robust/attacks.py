@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from ..core.batches import Dataset, Federation, OnHost, Shard
+from ..core.engine import Engine, EngineWrapper, Job, Reply
 from ..core.errors import BadInput
 from ..core.evaluate import pieces, score, total
 from ..core.fields import Count, Number, Positive, Share
 from ..core.network import Network
 from ..core.rng import fold, generator, key, normal
-from ..core.run import Engine, EngineWrapper, Job, Reply
 from ..core.tree import Tree
 from .defence import UPDATES
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
+from ..core.engine import Engine, EngineWrapper, Job, Reply
 from ..core.fields import Positive, Share
 from ..core.rng import generator, key
-from ..core.run import Engine, EngineWrapper, Job, Reply
 from ..core.tree import Tree
 
 _FLIPPED = 8  # entries of a leaf whose bits are damaged, one bit each

@@ -23,9 +23,9 @@ import torch
 
 from .. import __version__
 from ..core.errors import BadInput
+from ..core.files import write_atomic, write_json
 from ..core.ledger import Ledger
-from ..core.memories import Memories, prune, write_whole
-from ..core.strict_json import write_json
+from ..core.memories import Memories, prune
 from ..core.tree import Tree
 from ..core.wire import decode, encode
 from ..data import Images, Names, Split
@@ -68,7 +68,7 @@ class RunFolder:
             )
         try:
             folder.checkpoints.mkdir(parents=True, exist_ok=True)
-            write_whole(folder.path / "config.yaml", config.encode())
+            write_atomic(folder.path / "config.yaml", config.encode())
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise
@@ -116,7 +116,7 @@ class RunFolder:
     def change(self, config: str, config_hash: str) -> None:
         """Other settings for the rest of the run."""
         self.write_json("passport.json", {**self.passport(), "config_hash": config_hash})
-        write_whole(self.config, config.encode())
+        write_atomic(self.config, config.encode())
 
     def write_json(self, name: str, value: Any) -> None:
         write_json(self.path / name, value)
@@ -170,8 +170,8 @@ class RunFolder:
             "bytes_down": checkpoint.ledger.down,
             "holders": {version: sorted(clients) for version, clients in checkpoint.ledger.holders.items()},
         }
-        write_whole(self.checkpoints / f"{name}.safetensors", data, durable=True)
-        write_whole(self.checkpoints / f"{name}.json", json.dumps(manifest).encode(), durable=True)
+        write_atomic(self.checkpoints / f"{name}.safetensors", data, durable=True)
+        write_atomic(self.checkpoints / f"{name}.json", json.dumps(manifest).encode(), durable=True)
         rounds = self.rounds()
         stay = [round for round in rounds[:-_KEPT] if round in ends or (keep and round % keep == 0)]
         for round in rounds[:-_KEPT]:
@@ -186,7 +186,7 @@ class RunFolder:
             data = encode(shared)
             self._shared = shared, hashlib.sha256(data).hexdigest()
             if not (file := self._shared_file(self._shared[1])).exists():
-                write_whole(file, data, durable=True)
+                write_atomic(file, data, durable=True)
         return self._shared[1]
 
     def common_payload(self, round: int) -> list[Path]:

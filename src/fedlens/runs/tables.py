@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..core.errors import BadInput
-from ..core.memories import write_whole
+from ..core.files import write_atomic
 
 METRICS = pa.schema(
     [
@@ -83,7 +83,7 @@ class Table:
         sink = pa.BufferOutputStream()
         pq.write_table(table, sink, compression="zstd")
         rounds = table["round"].to_pylist()
-        write_whole(self.folder / f"{min(rounds):06d}-{max(rounds):06d}.parquet", sink.getvalue().to_pybytes())
+        write_atomic(self.folder / f"{min(rounds):06d}-{max(rounds):06d}.parquet", sink.getvalue().to_pybytes())
 
 
 def _until(table: pa.Table, round: int) -> pa.Table:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..core.algorithm import Stage
+from ..core.engine import Job, Reply
 from ..core.errors import BadInput
-from ..core.memories import write_whole
-from ..core.run import Job, Reply
+from ..core.files import write_atomic
 from ..core.tree import Tree
 from ..core.wire import decode, encode, header, notes
 
@@ -60,7 +60,7 @@ class Recording:
                 f"{self.limit / _MIB:g} MiB) and records no more; a larger transcript= holds more"
             )
         data = encode(tree, shared=version, at=str(job.at))
-        write_whole(self.folder / f"{job.round + 1:06d}.safetensors", data)
+        write_atomic(self.folder / f"{job.round + 1:06d}.safetensors", data)
         self.rounds, self.spent, self.version = self.rounds + 1, self.spent + len(data), version
         return ""
 

@@ -19,7 +19,8 @@ from ..core.algorithm import Algorithm, Server
 from ..core.batches import Dataset, Federation
 from ..core.cohort import Everyone
 from ..core.errors import BadInput, RunFailed
-from ..core.run import Turn, decode, initial_state, job_of, timetable
+from ..core.replies import decode
+from ..core.run import Turn, initial_state, job_of, timetable
 from ..core.tree import Tree
 from ..core.wire import header
 from ..engines.sequential import Sequential

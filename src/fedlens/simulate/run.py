@@ -19,14 +19,16 @@ from ..core.algorithm import Server
 from ..core.batches import Federation
 from ..core.check import Check
 from ..core.cohort import Everyone
+from ..core.engine import Engine, Job, Reply
 from ..core.errors import BadInput, RunFailed
 from ..core.evaluate import Evaluate, total
 from ..core.ledger import Ledger
 from ..core.memories import GIB, Memories, prune
 from ..core.network import Network
 from ..core.policy import EVERY_REPLY
+from ..core.replies import Replies, ask
 from ..core.rng import key
-from ..core.run import Engine, Job, Replies, Reply, Turn, ask, job_of
+from ..core.run import Turn, job_of
 from ..core.run import run as run_rounds
 from ..core.tree import Tree
 from ..data import Images

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ..core.errors import BadInput, nearest
-from ..core.strict_json import finite
+from ..core.files import finite
 from ..report.collect import thinned
 from ..report.thumbnails import KINDS
 from ..runs import tables

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ..core.errors import BadInput
-from ..core.strict_json import finite
+from ..core.files import finite
 from ..plots.style import place_of
 from ..report import collect
 from ..runs import tables

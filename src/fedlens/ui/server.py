@@ -24,7 +24,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from .. import __version__
 from ..core.errors import BadInput
-from ..core.strict_json import finite
+from ..core.files import finite
 from ..plots.style import DASHES
 from ..report import page as report
 from ..simulate.run import STOP

@@ -14,10 +14,9 @@ from ... import config
 from ...attribution.figures import as_picture, coloured
 from ...core.batches import Shard
 from ...core.errors import BadInput
-from ...core.memories import write_whole
+from ...core.files import write_atomic, write_json
 from ...core.network import Network
 from ...core.rng import generator, key, seeded
-from ...core.strict_json import write_json
 from ...data import DATASETS, Images
 from ...experiment import Experiment, build
 from ...plots.style import pyplot, save
@@ -164,7 +163,7 @@ def cost(words: Sequence[str], images: int, path: Path) -> list[Path]:
     ]
     table = path.with_suffix(".md")
     table.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(table, ("\n".join(lines) + "\n").encode())
+    write_atomic(table, ("\n".join(lines) + "\n").encode())
     return [table, _note(path, {**asdict(found), **_setting(experiment)})]
 
 

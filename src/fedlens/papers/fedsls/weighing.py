@@ -13,11 +13,12 @@ from ...algorithms.fedsls import FedSLS, MeasureSaliency, is_usable, shares
 from ...attribution import rank_correlation
 from ...core.algorithm import Client, Recipe, Server, chain
 from ...core.batches import Federation, Shard
+from ...core.engine import Engine, Job, Reply
 from ...core.errors import BadInput
 from ...core.evaluate import pieces
 from ...core.network import Network
 from ...core.rng import generator, key
-from ...core.run import Engine, Job, Reply, job_of, opened
+from ...core.run import job_of, opened
 from ...core.run import run as run_rounds
 from ...core.tree import Tree
 from ...engines.lanes import Lanes

@@ -16,7 +16,7 @@ from ...attribution.figures import as_picture, coloured
 from ...attribution.similarity import rank_correlation
 from ...core.batches import Shard
 from ...core.errors import BadInput
-from ...core.strict_json import write_json
+from ...core.files import write_json
 from ...experiment import Experiment
 from ...explain.run import spread
 from ...plots.style import caption, pyplot, save

@@ -23,9 +23,9 @@ from ...audit.membership import SharedMembership, forest_measures
 from ...core.batches import Shard
 from ...core.cohort import Everyone
 from ...core.errors import BadInput
+from ...core.files import write_json
 from ...core.network import Network
 from ...core.rng import fold, generator, key
-from ...core.strict_json import write_json
 from ...core.tree import Tree
 from ...experiment import Experiment, build
 from ...runs.folder import RunFolder

@@ -18,7 +18,7 @@ from ... import config
 from ...algorithms.spatl import SPATL, accuracies
 from ...core.batches import Shard
 from ...core.errors import BadInput
-from ...core.memories import write_whole
+from ...core.files import write_atomic
 from ...core.rng import generator, key
 from ...core.tree import Tree
 from ...engines.sequential import owned
@@ -391,5 +391,5 @@ def listed(
     changed = f"Changed from the paper's protocol: `{changes}`." if changes else "The paper's protocol."
     lines += ["", *(f"- {each}" for each in (*notes, changed, f"Seed {SEED}."))]
     beside = path.with_name(f"{path.name}.md")
-    write_whole(beside, ("\n".join(lines) + "\n").encode())
+    write_atomic(beside, ("\n".join(lines) + "\n").encode())
     return beside
