@@ -17,8 +17,7 @@ from fedlens.core.errors import BadInput, ClientFailed, RunFailed
 from fedlens.core.memories import Memories, versions
 from fedlens.core.run import run
 from fedlens.core.tree import Tree
-from fedlens.engines.parcel import pack, unpack
-from fedlens.engines.ray import Owner, RayActors
+from fedlens.engines.ray import Owner, RayActors, pack, unpack
 from fedlens.engines.sequential import Sequential
 from fedlens.engines.worker import Storage
 from fedlens.runs.diff import differences

@@ -41,7 +41,7 @@ class FedDyn(Algorithm):
         """Of the loss - <dual, w> + alpha/2 |w - received|^2, over what is shared."""
         grads, received = super().gradient(client, local, batch), client.received.model.params
         pull = (self.shared_part(client.net, local).params - received) * self.alpha - client.memory.dual
-        grads = grads | (grads.within(pull) + pull.within(grads))
+        grads = grads.plus(pull)
         return grads if self.clip is None else clipped(grads, self.clip)
 
     def finish(self, client, local):

@@ -19,4 +19,4 @@ class FedProx(Algorithm):
         """Of the loss + mu/2 |w - received|^2, over what is shared."""
         grads, received = super().gradient(client, local, batch), client.received.model.params
         pull = (self.shared_part(client.net, local).params - received) * self.mu
-        return grads | (grads.within(pull) + pull.within(grads))
+        return grads.plus(pull)

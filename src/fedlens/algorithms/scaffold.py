@@ -35,8 +35,7 @@ class Scaffold(Algorithm):
     def gradient(self, client, local, batch):
         grads = super().gradient(client, local, batch)
         grads = grads if self.clip is None else clipped(grads, self.clip)
-        correction = (client.received.control - client.memory.control).within(grads)
-        return grads | (grads.within(correction) + correction)
+        return grads.plus(client.received.control - client.memory.control)
 
     def finish(self, client, local):
         upload, memory = super().finish(client, local)

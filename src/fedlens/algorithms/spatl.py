@@ -203,8 +203,7 @@ class SPATL(Algorithm):
         grads = super().gradient(client, local, batch)
         if not self.control_scale or self.control_at != "grad":
             return grads
-        pull = self.pull(client).within(grads)
-        return grads | (grads.within(pull) + pull)
+        return grads.plus(self.pull(client))
 
     def step(self, client, local, batch):
         local = super().step(client, local, batch)

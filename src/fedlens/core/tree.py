@@ -66,6 +66,10 @@ class Tree(dict):
             }
         )
 
+    def plus(self, other: Tree) -> Tree:
+        """This tree, with `other` added where both have a leaf: a gradient and a pull on some of its parameters."""
+        return self | (self.within(other) + other.within(self))
+
     def within(self, other: Tree) -> Tree:
         """The leaves whose names `other` has too."""
         return Tree({k: v.within(other[k]) if isinstance(v, Tree) else v for k, v in self.items() if k in other})

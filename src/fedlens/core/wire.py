@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from safetensors.torch import load
 from torch import Tensor
 
 from .tree import Tree
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 _NAMES = {
     torch.float64: "F64",
@@ -27,7 +32,7 @@ _NAMES = {
 
 def encode(tree: Tree, **notes: str) -> bytes:
     """Names are paths. Empty branches (the buffers of a net without BatchNorm) are part of a tree too."""
-    return b"".join([header(tree, **notes), *(_raw(leaf) for _, leaf in _ordered(tree))])
+    return b"".join([header(tree, **notes), *(raw(leaf).tobytes() for _, leaf in _ordered(tree))])
 
 
 def header(tree: Tree, **notes: str) -> bytes:
@@ -69,8 +74,16 @@ def _ordered(tree: Tree) -> list[tuple[str, Tensor]]:
     return sorted(tree.paths(), key=lambda pair: (-pair[1].element_size(), pair[0]))
 
 
-def _raw(leaf: Tensor) -> bytes:
-    return leaf.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes() if leaf.numel() else b""
+def raw(leaf: Tensor) -> np.ndarray:
+    """A leaf's bytes, without a copy where it is on the CPU and contiguous."""
+    return leaf.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+
+
+def tensor(data: Buffer, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+    """A leaf from its bytes. The copy is aligned as torch's own memory is, on which kernels' rounding can depend."""
+    leaf = torch.empty(tuple(shape), dtype=dtype)
+    raw(leaf)[:] = np.frombuffer(data, np.uint8)  # a view: what was just made is contiguous
+    return leaf
 
 
 def empty_branches(tree: Tree, prefix: str = "") -> Iterator[str]:

@@ -18,7 +18,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ from ..core.errors import BadInput, ClientFailed, RunFailed
 from ..core.evaluate import score
 from ..core.memories import Memories, name, versions
 from ..core.tree import Tree
-from .parcel import pack, unpack
+from ..core.wire import empty_branches, nested, raw, tensor
 from .process import keep_freed_memory
 from .sequential import Sequential
 from .worker import Storage
@@ -38,6 +38,27 @@ _LOSSES = 3  # of actors over one client: then it is the client that kills them
 _PATIENCE = 30.0  # seconds without an actor before the cluster is asked whether there is room for one
 
 
+# ---- trees between machines ----
+@dataclass(frozen=True)
+class Parcel:
+    """A tree as arrays of bytes, which Ray lays into its store without pickling; those that arrived are read-only."""
+
+    leaves: dict[str, tuple[torch.dtype, tuple[int, ...], Any]]  # type, shape, bytes
+    empty: tuple[str, ...]
+
+
+def pack(tree: Tree) -> Parcel:
+    leaves = {path: (leaf.dtype, tuple(leaf.shape), raw(leaf)) for path, leaf in tree.paths()}
+    return Parcel(leaves, tuple(empty_branches(tree)))
+
+
+def unpack(parcel: Parcel, device: torch.device | str = "cpu") -> Tree:
+    """Copied, so that the store gets its room back."""
+    leaves = {path: tensor(data, dtype, shape).to(device) for path, (dtype, shape, data) in parcel.leaves.items()}
+    return nested({**leaves, **{path: Tree() for path in parcel.empty}})
+
+
+# ---- actors ----
 class Versions(Memories):
     """Memories that others may have advanced: the driver says which version of each counts."""
 

@@ -44,15 +44,9 @@ class Letter(NamedTuple):
 
 # ---- trees -----------------------------------------------------------------------------------------------------------
 def leaves_of(tree: Tree) -> Leaves:
-    import torch
+    from ..core.wire import empty_branches, raw
 
-    from ..core.wire import empty_branches
-
-    def raw(leaf: torch.Tensor) -> bytes:
-        flat = leaf.detach().cpu().contiguous().reshape(-1)
-        return flat.view(torch.uint8).numpy().tobytes() if leaf.numel() else b""
-
-    found = {path: Leaf(str(leaf.dtype)[6:], tuple(leaf.shape), raw(leaf)) for path, leaf in tree.paths()}
+    found = {path: Leaf(str(leaf.dtype)[6:], tuple(leaf.shape), raw(leaf).tobytes()) for path, leaf in tree.paths()}
     return found | {path: Leaf(_BRANCH, (), b"") for path in empty_branches(tree)}
 
 
@@ -61,7 +55,7 @@ def tree_of(leaves: Leaves) -> Tree:
     import torch
 
     from ..core.tree import Tree
-    from ..core.wire import nested
+    from ..core.wire import nested, tensor
 
     found = {}
     for path, (dtype, shape, data) in sorted(leaves.items()):
@@ -71,10 +65,8 @@ def tree_of(leaves: Leaves) -> Tree:
         kind = getattr(torch, dtype) if dtype in _TYPES else None
         if kind is None or min(shape, default=0) < 0 or math.prod(shape) * kind.itemsize != len(data):
             raise RunFailed(f"a message is damaged: {path} has {len(data)} bytes for {list(shape)} of {dtype}")
-        # The copy is aligned as torch's own memory is, on which kernels' rounding can depend.
-        values = torch.frombuffer(bytearray(data), dtype=kind).clone() if data else torch.empty(0, dtype=kind)
         try:
-            found[path] = values.reshape(shape)
+            found[path] = tensor(data, kind, shape)
         except (RuntimeError, TypeError):  # nothing, by far too wide
             raise RunFailed(f"a message is damaged: {path} has an impossible shape") from None
     try:
