@@ -38,9 +38,9 @@ from fedlens.core.network import Network
 from fedlens.core.rng import generator, seeded
 from fedlens.core.tree import Tree
 from fedlens.engines.lanes import Lanes
+from fedlens.engines.process import matmuls
 from fedlens.models import model_named
 from fedlens.models.resnet import ResNet18
-from fedlens.simulate.run import matmuls
 
 Job = Callable[[], object]
 

@@ -25,8 +25,8 @@ from fedlens.core.cohort import Everyone
 from fedlens.core.optimizer import Sgd
 from fedlens.core.run import run
 from fedlens.engines.lanes import Lanes
+from fedlens.engines.process import matmuls, threads
 from fedlens.models.pse_net import PseNet
-from fedlens.simulate.run import matmuls, threads
 
 METHODS = {
     "fedrep": FedRep(private="classifier", head_epochs=1),

@@ -14,8 +14,8 @@ from fedlens import config
 from fedlens.devices.clock import Seconds, Timing, time_to, timing
 from fedlens.devices.profiles import DEVICES, Devices
 from fedlens.plots.style import COLOURS, pyplot, save
-from fedlens.report.figures import bytes_until
 from fedlens.runs.folder import RunFolder
+from fedlens.runs.read import bytes_until
 from fedlens.simulate import run as simulate
 
 METHODS = ("fedavg", "scaffold", "spatl")

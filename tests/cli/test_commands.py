@@ -10,8 +10,8 @@ import pytest
 
 from fedlens.cli.main import app
 from fedlens.data.show import source_named
-from fedlens.report.figures import bytes_until, curve, learning_curves
 from fedlens.runs.folder import RunFolder
+from fedlens.runs.read import bytes_until, curve
 
 
 def fedlens(*words, cwd, code=0):
@@ -58,13 +58,11 @@ def test_explain_a_run_and_its_clients(finished):
     assert "holds no run" in fedlens("explain", "nothing", cwd=finished, code=2)
 
 
-def test_learning_curves_of_several_runs(finished, tmp_path):
-    runs = {"one": RunFolder(finished / "run"), "again": RunFolder(finished / "run")}
-    picture = learning_curves(runs, tmp_path / "curves")
-    assert picture.stat().st_size > 5_000 and picture.with_suffix(".svg").exists()
-    rounds, accuracies = curve(runs["one"])
+def test_curve_and_bytes_of_a_run(finished):
+    run = RunFolder(finished / "run")
+    rounds, accuracies = curve(run)
     assert rounds == [1] and 0 <= accuracies[0] <= 1
-    assert bytes_until(runs["one"], rounds) == [runs["one"].result()["bytes_up"] + runs["one"].result()["bytes_down"]]
+    assert bytes_until(run, rounds) == [run.result()["bytes_up"] + run.result()["bytes_down"]]
 
 
 def test_explain_a_model_without_a_run(tmp_path):

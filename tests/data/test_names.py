@@ -29,10 +29,11 @@ from fedlens.data.split import Split
 from fedlens.papers.fedsls import saliency
 from fedlens.papers.fedsls.weights import explain_weights
 from fedlens.report import client_figures as bars
-from fedlens.report import figures
 from fedlens.report.page import gather, write
+from fedlens.runs import figure as figures
 from fedlens.runs.folder import RunFolder, passport
-from fedlens.runs.models import models
+from fedlens.runs.opened import OpenedRun
+from fedlens.runs.read import client_accuracies
 from fedlens.simulate import run as simulate
 from fedlens.simulate.describe import describe
 from fedlens.ui import clients
@@ -265,11 +266,11 @@ def ticks(axis: object) -> tuple[list[str], list[str]]:
 
 def test_the_first_picture_has_names_on_its_axes(finished, nameless, monkeypatch):
     monkeypatch.setattr(figures, "save", lambda figure, path: figure)
-    split, _, own = figures.first_look(finished, Path("run")).axes
+    split, _, own = figures.draw_run(finished, Path("run")).axes
     assert ticks(split) == (SHORT, list(KINDS))
-    accuracy = next(iter(figures.personal_accuracies(finished).values()))
+    accuracy = client_accuracies(finished.metrics())["personal before"]
     assert ticks(own)[0] == [SHORT[client] for client in sorted(accuracy, key=lambda client: accuracy[client])]
-    split, _, own = figures.first_look(nameless, Path("run")).axes
+    split, _, own = figures.draw_run(nameless, Path("run")).axes
     assert ticks(split)[1] == ["0", "1"] and sorted(ticks(own)[0]) == ["0", "1", "2", "3"]
 
 
@@ -288,10 +289,10 @@ def test_pictures_of_explain_are_titled_by_names(finished, nameless, monkeypatch
     images = experiment.data.load()
     net, (federation, _) = experiment.network(images), experiment.federation(images)
     for folder, titles in ((finished, ["north (3)", f"{SHORT[1]} (1)"]), (nameless, ["client 3", "client 1"])):
-        parts = folder, experiment, net, federation
-        assert list(models(*parts, clients=[3, 1])) == titles
+        run = OpenedRun(folder, experiment, images, net, federation)
+        assert list(run.models(clients=[3, 1])) == titles
         last = folder.rounds()[-1]
-        assert list(models(*parts, clients=[3], rounds=[last])) == [f"{titles[0]}, round {last}"]
+        assert list(run.models(clients=[3], rounds=[last])) == [f"{titles[0]}, round {last}"]
     drawn = []
     monkeypatch.setattr("fedlens.papers.fedsls.weights.save", lambda figure, path: drawn.append(figure) or path)
     monkeypatch.setattr(saliency, "save", lambda figure, path: drawn.append(figure) or path)

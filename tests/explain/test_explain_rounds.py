@@ -15,7 +15,7 @@ from fedlens.core.tree import Tree
 from fedlens.experiment import Experiment
 from fedlens.explain.run import explain_run
 from fedlens.runs.folder import RunFolder
-from fedlens.runs.models import models
+from fedlens.runs.opened import OpenedRun
 from fedlens.simulate.run import resume
 from small import same
 
@@ -37,10 +37,7 @@ def kept(tmp_path_factory):
 
 
 def shown(path, **which):
-    folder = RunFolder.open(path)
-    experiment = config.read(folder.config)
-    images = experiment.data.load()
-    return models(folder, experiment, experiment.network(images), experiment.federation(images)[0], **which)
+    return OpenedRun.open(path).models(**which)
 
 
 def test_every_second_round_stays_and_two_more(kept):

@@ -20,9 +20,9 @@ from fedlens.explain.runs import chosen, explain_runs
 from fedlens.papers import reproducible
 from fedlens.papers.pse import figures as pse_figures
 from fedlens.papers.pse import tables as pse
-from fedlens.runs import opened as analysis
 from fedlens.runs.folder import RunFolder
-from fedlens.runs.opened import OpenedRun, confusion, fairness, judged, named, same_split, training_losses
+from fedlens.runs.opened import OpenedRun, named, same_split
+from fedlens.runs.read import client_evaluation, fairness
 from fedlens.simulate import run as simulate
 
 # A few small images a client: FedRep wants whole epochs.
@@ -189,11 +189,11 @@ def test_a_clients_model_is_the_one_that_was_judged(runs, name):
     path = runs[name]
     opened = OpenedRun.open(path)
     expected = {"fedavg+ft": "fine-tuned", "scaffold, before": "personal before"}.get(name, "personal after")
-    look, accuracies = judged(RunFolder(path))
+    look, accuracies = client_evaluation(RunFolder(path))
     recorded = {r["client"]: r["value"] for r in table_of(path) if r["model"] == expected and r["client"] is not None}
-    assert look == opened.look == expected and accuracies == recorded and len(set(recorded.values())) > 1
+    assert look == opened.evaluated_on == expected and accuracies == recorded and len(set(recorded.values())) > 1
     for client, accuracy in recorded.items():
-        matrix = confusion(opened, client)
+        matrix = opened.confusion(client)
         test = opened.images.y[opened.federation.test[client]]
         assert matrix.sum(1).tolist() == torch.bincount(test, minlength=10).tolist()
         assert int(matrix.diagonal().sum()) / len(test) == accuracy
@@ -202,7 +202,7 @@ def test_a_clients_model_is_the_one_that_was_judged(runs, name):
 def test_confusions_by_a_loop(runs):
     opened = OpenedRun.open(runs["pse"])
     model, module = opened.model(1), opened.net.module
-    found = confusion(opened, 1)
+    found = opened.confusion(1)
     module.load_state_dict({**model.params})
     by_hand = torch.zeros(10, 10, dtype=torch.long)
     for at in opened.federation.test[1].tolist():
@@ -216,7 +216,7 @@ def test_training_loss_by_hand(runs, name):
     """Weights put together from the checkpoint's file and the clients' memories, one image after another."""
     opened = OpenedRun.open(runs[name])
     folder, module = opened.folder, opened.net.module
-    found, first = training_losses(opened), opened.net.initial_weights().clone().params
+    found, first = opened.training_losses(), opened.net.initial_weights().clone().params
     assert list(found) == [1, 2, 3] == folder.rounds()
     for round in (1, 3):
         losses, memories = [], folder.client_memories(round)
@@ -246,13 +246,13 @@ def test_names_of_runs(runs, run, tmp_path):
     with pytest.raises(BadInput, match=r"client 7 does not exist: there are 4"):
         OpenedRun.open(other).model(7)
     with pytest.raises(BadInput, match=r"no checkpoint of an earlier round: run it with keep=1"):
-        training_losses(OpenedRun.open(other))
+        OpenedRun.open(other).training_losses()
 
 
 def test_what_cannot_be_said(runs, run, tmp_path):
     silent = run(tmp_path / "silent", "algorithm=fedavg", "rounds=1", "evaluate.personal=none")
     with pytest.raises(BadInput, match=r"evaluate\.personal=both"):
-        judged(RunFolder(silent))
+        client_evaluation(RunFolder(silent))
     wild = run(tmp_path / "wild", "algorithm=fedavg", "rounds=1", "local.lr=1e30")
     with pytest.raises(BadInput, match="training diverged, and client 0 has no model"):
         OpenedRun.open(wild).model(0)
@@ -260,7 +260,7 @@ def test_what_cannot_be_said(runs, run, tmp_path):
     with pytest.raises(BadInput, match=r"--which 99999: client 2 has \d+ test images"):
         chosen(opened, 2, 4, [0, 99999])
     empty = replace(opened.federation, test={**opened.federation.test, 2: torch.empty(0, dtype=torch.long)})
-    for ask in (lambda run: confusion(run, 2), lambda run: chosen(run, 2, 4)):
+    for ask in (lambda run: run.confusion(2), lambda run: chosen(run, 2, 4)):
         with pytest.raises(BadInput, match="client 2 has no test images"):
             ask(replace(opened, federation=empty))
 
@@ -325,7 +325,7 @@ def test_figures_run_what_is_missing_once(data, tmp_path, monkeypatch):
     noted = json.loads((tmp_path / "pse" / "figure3.json").read_text())
     assert noted["paper"]["pse"]["std"] == 0.0501 and list(noted["training loss"]["cifar10/2"]) == ["1", "2"]
     folder = next((tmp_path / "pse" / "table2").glob("fedrep-fashion_mnist-4*/seed0"))
-    assert noted["fairness"]["fedrep"] == fairness(list(judged(RunFolder(folder))[1].values()))
+    assert noted["fairness"]["fedrep"] == fairness(list(client_evaluation(RunFolder(folder))[1].values()))
     bars = json.loads((tmp_path / "pse" / "figure2.json").read_text())["accuracy"]
     folder = next((tmp_path / "pse" / "ablations").glob("v2-cifar10-4*/seed0"))
     assert bars["cifar10/4"]["v2"] == pse.accuracy_of(RunFolder(folder).result())
@@ -341,5 +341,5 @@ def test_a_run_of_a_gpu_is_opened_on_a_cpu(runs, tmp_path):
     assert "device: cpu" in text and "precision: fp32" in text
     moved = text.replace("device: cpu", "device: cuda").replace("precision: fp32", "precision: bf16")
     (tmp_path / "moved" / "config.yaml").write_text(moved)
-    opened = analysis.OpenedRun.open(tmp_path / "moved")
+    opened = OpenedRun.open(tmp_path / "moved")
     assert (opened.experiment.device, opened.experiment.precision) == ("cpu", "fp32") and len(opened.model(0)) == 2

@@ -22,7 +22,6 @@ from fedlens.papers.grid import carry_out
 from fedlens.papers.spatl import figures as spatl_figures
 from fedlens.papers.spatl import tables as spatl
 from fedlens.runs.folder import RunFolder
-from fedlens.runs.models import newest
 from fedlens.runs.opened import OpenedRun
 from fedlens.selection import agent as ppo
 from fedlens.selection.pruning import Choice, Costs, ranked, sliced, unpacked
@@ -268,7 +267,7 @@ def settled_by_hand(module, batches):
 
 def cut_by_hand(run, costs, layers) -> dict[str, dict[str, int]]:
     """What is left of the last encoder where it meets the budget, found filter by filter and step by step."""
-    model = newest(run.folder).state.model
+    model = run.newest().state.model
     size = {each.name: model.params[f"{each.name}.weight"].square().flatten(1).mean(1).tolist() for each in layers}
     kept = {each.name: set(range(each.filters)) for each in layers}
 

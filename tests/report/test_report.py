@@ -22,11 +22,13 @@ from fedlens.compare.run import compare_existing
 from fedlens.compare.table import Comparison
 from fedlens.core.errors import BadInput
 from fedlens.plots import style
-from fedlens.report import figures, groups
+from fedlens.report import groups
 from fedlens.report import thumbnails as gallery
-from fedlens.report.collect import collect, flat, thinned
+from fedlens.report.collect import collect
 from fedlens.report.page import gather, page, write
+from fedlens.runs import figure
 from fedlens.runs.folder import RunFolder
+from fedlens.runs.read import client_accuracies, flat, thinned
 from fedlens.simulate import run as simulate
 
 SMALL = ["data=mnist5k", "model=mlp", "clients=6", "cohort=3", "rounds=4", "local.steps=2", "engine=sequential"]
@@ -565,9 +567,9 @@ def test_fine_tuned_methods_look_like_no_other():
 )
 def test_the_first_picture_names_clients_and_not_their_ranks(tmp_path, monkeypatch, method, looks):
     folder = RunFolder(run(tmp_path / "run", f"algorithm={method}", "evaluate.personal_every=0"))
-    monkeypatch.setattr(figures, "save", lambda figure, path: figure)
-    axis = figures.first_look(folder, tmp_path / "run").axes[2]
-    accuracies = figures.personal_accuracies(folder)
+    monkeypatch.setattr(figure, "save", lambda figure, path: figure)
+    axis = figure.draw_run(folder, tmp_path / "run").axes[2]
+    accuracies = client_accuracies(folder.metrics())
     named = [int(label.get_text()) for label in axis.get_xticklabels()]
     assert sorted(named) == [*range(6)] and [text.get_text() for text in axis.get_legend().get_texts()] == [
         *looks.values()

@@ -19,9 +19,9 @@ from ..core.network import Network
 from ..core.rng import generator, key
 from ..core.tree import Tree
 from ..data import Images as Loaded
-from ..experiment import Experiment, check_device
+from ..experiment import check_device
 from ..runs.folder import RunFolder
-from ..runs.models import models as models_of
+from ..runs.opened import OpenedRun
 from ..runs.transcript import Transcript
 from .attack import LEGEND, Answers, Attack, Images, Inapplicable, Knowledge, Prior, Verdict
 from .gradients import GradientInversion, LabelLeakage
@@ -149,15 +149,14 @@ def prepared(
     precision = "fp64" if experiment.precision == "fp64" else "fp32"
     experiment = replace(experiment, device=device, precision=precision, compile=False)
     stages = [stage for stage, _, _ in experiment.timetable()]
-    checkpoint, _ = folder.load()
-    if checkpoint is None:
-        raise BadInput(f"{folder.path} has no checkpoint yet")
-    state = checkpoint.state.map(lambda leaf: leaf.to(device))
-    transcript = Transcript(folder.path / "transcript", stages[: checkpoint.round], state, device)
     loaded = experiment.data.load()
     net, federation = experiment.network(loaded).to(device), experiment.federation(loaded)[0].to(device)
+    run = OpenedRun(folder, experiment, loaded, net, federation)
+    checkpoint = run.newest()
+    state = checkpoint.state.map(lambda leaf: leaf.to(device))
+    transcript = Transcript(folder.path / "transcript", stages[: checkpoint.round], state, device)
     prior, members = asked_about(transcript, net, federation, loaded, candidates)
-    prior = replace(prior, personal=_personal(folder, experiment, net, federation, list(prior.candidates)))
+    prior = replace(prior, personal=_personal(run, list(prior.candidates)))
     answers = Answers(federation, stages, experiment.seed, members)
     return transcript, Knowledge(prior, answers, _rates(fprs, members), seeds)
 
@@ -201,15 +200,10 @@ def _order(count: int, *purpose: object) -> Tensor:
     return torch.randperm(count, generator=generator(key("audit", *purpose)))
 
 
-def _personal(
-    folder: RunFolder, experiment: Experiment, net: Network, federation: Federation, clients: list[int]
-) -> dict[int, Tree]:
+def _personal(run: OpenedRun, clients: list[int]) -> dict[int, Tree]:
     """Models that clients predict with, where they differ from client to client."""
-    found = models_of(folder, experiment, net, federation, clients=clients)
-    own = dict(zip(clients, found.values(), strict=True))
-    own = {
-        c: Tree(params=w.params, buffers=w.buffers).map(lambda leaf: leaf.to(experiment.device)) for c, w in own.items()
-    }
+    models = run.client_models(run.newest(), clients)
+    own = {client: model.map(lambda leaf: leaf.to(run.experiment.device)) for client, model in models}
     first, *rest = own.values()
     alike = all(torch.equal(a, b) for other in rest for a, b in zip(first.leaves(), other.leaves(first), strict=True))
     return {} if rest and alike else own

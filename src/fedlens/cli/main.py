@@ -95,7 +95,7 @@ def _print_keys(experiment: Any) -> None:
     from ..algorithms import ALGORITHMS
     from ..data import DATASETS, PARTITIONS
     from ..models import MODELS
-    from ..report.collect import flat
+    from ..runs.read import flat
 
     for key, value in flat(config.plain(experiment)).items():
         print(f"{key}={'none' if value is None else str(value).lower() if isinstance(value, bool) else value}")
@@ -269,29 +269,32 @@ def clients(
     Clients are listed by their accuracy in the first run, the worst first.
     """
     from ..report.client_figures import accuracy_bars, confusion_matrices, loss_curves
-    from ..runs import opened as analysis
     from ..runs.folder import RunFolder
+    from ..runs.opened import OpenedRun, named, same_split
+    from ..runs.read import client_evaluation, fairness
 
-    paths = analysis.named(runs)
-    looked = {name: analysis.judged(RunFolder.open(path)) for name, path in paths.items()}
-    accuracies = {name: by for name, (_, by) in looked.items()}
-    fair = {name: analysis.fairness(list(by.values())) for name, by in accuracies.items()}
-    rows = [{"run": name, "model": looked[name][0], "clients": len(accuracies[name]), **fair[name]} for name in paths]
+    paths = named(runs)
+    evaluated = {name: client_evaluation(RunFolder.open(path)) for name, path in paths.items()}
+    accuracies = {name: by for name, (_, by) in evaluated.items()}
+    fair = {name: fairness(list(by.values())) for name, by in accuracies.items()}
+    rows = [
+        {"run": name, "model": evaluated[name][0], "clients": len(accuracies[name]), **fair[name]} for name in paths
+    ]
     place = (Path(out) if out else RunFolder(runs[0]).figures / "clients").with_suffix("")
     names = RunFolder.open(runs[0]).names()
     drawn = [accuracy_bars(accuracies, fair, place, names)]
-    opened = {n: analysis.OpenedRun.open(p) for n, p in paths.items()} if loss or confusion else {}
+    opened = {n: OpenedRun.open(p) for n, p in paths.items()} if loss or confusion else {}
     if confusion:
-        analysis.same_split(opened)
+        same_split(opened)
         number = names.number(confusion)
-        counts = {name: analysis.confusion(run, number) for name, run in opened.items()}
+        counts = {name: run.confusion(number) for name, run in opened.items()}
         where, classes = (
             place.with_name(f"{place.name}-confusion-{number}"),
             next(iter(opened.values())).images.classes,
         )
         drawn.append(confusion_matrices(counts, classes, where, f"{names.client(number)}, % of each class"))
     if loss:
-        losses = {name: analysis.training_losses(run) for name, run in opened.items()}
+        losses = {name: run.training_losses() for name, run in opened.items()}
         drawn.append(loss_curves(losses, place.with_name(f"{place.name}-loss")))
     if json:
         _say_json({"runs": rows, "accuracies": accuracies, "pictures": [str(path) for path in drawn]})
@@ -327,9 +330,9 @@ def time_on_devices(
     from .. import config
     from ..core.errors import BadInput
     from ..devices import clock
-    from ..report.figures import curve
-    from ..runs import opened as analysis
     from ..runs.folder import RunFolder
+    from ..runs.opened import named
+    from ..runs.read import curve
 
     words = [word for word in runs if _is_setting(word)]
     if others := [word for word in words if not word.startswith("devices.")]:
@@ -342,10 +345,10 @@ def time_on_devices(
     except ValueError:
         raise BadInput(f"--targets is {targets!r}, but it should be accuracies such as 0.8,0.9") from None
     rows = []
-    for name, path in analysis.named([word for word in runs if not _is_setting(word)]).items():
+    for name, path in named([word for word in runs if not _is_setting(word)]).items():
         found = clock.timing(path, profile)
-        looks = [*zip(*curve(RunFolder.open(path)), strict=True)]
-        reached = {f"seconds to {target:g}": clock.time_to(looks, target, found.rounds) for target in wanted}
+        evaluations = [*zip(*curve(RunFolder.open(path)), strict=True)]
+        reached = {f"seconds to {target:g}": clock.time_to(evaluations, target, found.rounds) for target in wanted}
         parts = {part: sum(getattr(each, part) for each in found.slowest.values()) for part in clock.Seconds._fields}
         rows.append(
             {"run": name, "rounds": len(found.rounds), "seconds": sum(found.rounds.values()), **parts, **reached}
@@ -364,8 +367,8 @@ def bench(
     """Images per second of each engine on this machine, beside one model trained centrally on as many images."""
     import torch
 
+    from ..engines.process import matmuls, threads
     from ..experiment import Experiment
-    from ..simulate.run import matmuls, threads
     from .bench import JOBS, ON_CPU, SMALL, bench, draw
 
     placed = Experiment(device=device).resolved()
@@ -561,7 +564,7 @@ def audit(
     from ..audit.attack import LEGEND
     from ..audit.run import audit
     from ..core.errors import BadInput
-    from ..simulate.run import threads
+    from ..engines.process import threads
 
     try:
         rates = [float(part) for part in fpr.split(",") if part]

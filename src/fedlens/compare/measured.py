@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from .. import config
 from ..core.errors import BadInput
-from ..report.collect import curves, flat, runs_in
-from ..report.figures import personal_accuracies
-from ..report.groups import differing
-from ..runs.folder import RunFolder, config_hash
-from ..runs.opened import LOOKS, measure_of
-from ..simulate.run import looks
+from ..runs.folder import config_hash
+from ..runs.read import (
+    StoredRun,
+    client_accuracies,
+    damage_of,
+    differing,
+    evaluations,
+    flat,
+    measure_of,
+    method_of,
+    runs_in,
+)
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ class Compared:
     @property
     def look(self) -> str | None:
         """The best trained of the models that each client was judged by."""
-        return next((look for look in LOOKS if look in self.clients), None)
+        return next(iter(self.clients), None)
 
     @property
     def judged_by(self) -> str | None:
@@ -60,64 +64,40 @@ def measured(setting: str, method: str, seed: int, path: Path, trouble: str = ""
     blank = Compared(setting, method, seed, path, "failed" if trouble else "missing", trouble)
     if not (path / "config.yaml").exists():
         return blank
-    folder = RunFolder(path)
     try:
-        experiment, result = config.read(folder.config), folder.result()
-        algorithm = _method(config.plain(experiment.algorithm))
-        metrics, sent = folder.metrics(), folder.bytes()
-        done = max(metrics["round"].to_pylist(), default=0)
-        if result is None:
-            left = trouble or f"{done} of {len(experiment.timetable())} rounds are done"
-            return Compared(setting, method, seed, path, "failed" if trouble else "unfinished", left, algorithm)
-        if result["rounds"] != done:
-            raise BadInput(f"its tables end after round {done}, but result.json says {result['rounds']}")
-        card, found = folder.passport(), curves(metrics, sent)
-        accuracies = [value for _, value in looks(metrics.to_pylist(), "accuracy", experiment)]
-        last = accuracies[-experiment.evaluate.last :]
-        workers = f" x{card['workers']}" if card["engine"] == "workers" else ""
-        return Compared(
-            setting,
-            method,
-            seed,
-            path,
-            "complete",
-            algorithm=algorithm,
-            global_last=sum(last) / len(last) if last else None,
-            global_end=last[-1] if last else None,
-            clients=personal_accuracies(folder),
-            rounds=done,
-            bytes_up=_sent(sent, "upload"),
-            bytes_down=_sent(sent, "download", "shared"),
-            seconds=_total(metrics, "seconds") or 0.0,
-            server_seconds=_total(metrics, "server seconds"),
-            simulated_seconds=_total(metrics, "simulated seconds"),
-            curves=found,
-            split=card["split_hash"],
-            data=card["data"]["sha256"],
-            place=f"{card['engine']}{workers}, {card['device_name']}, {card['precision']}",
-        )
+        with damage_of(path):
+            return _measured(blank, StoredRun.read(path))
     except BadInput as error:
-        said = str(error)
-    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
-        said = f"{type(error).__name__}: {error}"
-    return Compared(setting, method, seed, path, "corrupt", said.replace(f"{path}/", ""))
+        return replace(blank, state="corrupt", trouble=str(error))
 
 
-def _method(algorithm: Mapping[str, Any]) -> str:
-    base = algorithm.get("base")
-    if algorithm["is"] == "finetune" and isinstance(base, Mapping):
-        return f"{_method(base)}+ft"
-    return str(algorithm["is"]).rpartition(":")[2]
-
-
-def _sent(sent: pa.Table, *kinds: str) -> int:
-    """Bytes of the method itself, values and headers: measurements are booked as other kinds."""
-    return sum(row["payload"] + row["header"] for row in sent.to_pylist() if row["kind"] in kinds)
-
-
-def _total(metrics: pa.Table, name: str) -> float | None:
-    found = [row["value"] for row in metrics.to_pylist() if row["metric"] == name]
-    return sum(found) if found else None
+def _measured(blank: Compared, run: StoredRun) -> Compared:
+    if run.result is None:
+        state, left = ("failed", blank.trouble) if blank.trouble else ("unfinished", run.unfinished)
+        return replace(blank, state=state, trouble=left, algorithm=run.method)
+    card, sent, experiment = run.passport, run.traffic(), run.experiment
+    accuracies = [value for _, value in evaluations(run.metrics, "accuracy", experiment)]
+    last = accuracies[-experiment.evaluate.last :]
+    workers = f" x{card['workers']}" if card["engine"] == "workers" else ""
+    return replace(
+        blank,
+        state="complete",
+        trouble="",
+        algorithm=run.method,
+        global_last=sum(last) / len(last) if last else None,
+        global_end=last[-1] if last else None,
+        clients=client_accuracies(run.metrics),
+        rounds=run.rounds,
+        bytes_up=sum(sent.get("upload", {}).values()),
+        bytes_down=sum(count for way in ("download", "shared") for count in sent.get(way, {}).values()),
+        seconds=run.total("seconds") or 0.0,
+        server_seconds=run.total("server seconds"),
+        simulated_seconds=run.total("simulated seconds"),
+        curves=run.curves(),
+        split=card["split_hash"],
+        data=card["data"]["sha256"],
+        place=f"{card['engine']}{workers}, {card['device_name']}, {card['precision']}",
+    )
 
 
 # ---- runs that are there already -------------------------------------------------------------------------------------
@@ -158,8 +138,8 @@ def _labels(known: Mapping[Path, Mapping[str, Any]]) -> dict[Path, str]:
     own = {folder: _own(plain) for folder, plain in known.items()}
     labels = {}
     for folder, plain in known.items():
-        method = _method(plain["algorithm"])
-        alike = [own[other] for other, one in known.items() if _method(one["algorithm"]) == method]
+        method = method_of(plain["algorithm"])
+        alike = [own[other] for other, one in known.items() if method_of(one["algorithm"]) == method]
         more = [_said(key, own[folder].get(key, "–")) for key in differing(alike)]
         labels[folder] = ",".join([method, *more])
     return labels

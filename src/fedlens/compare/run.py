@@ -20,8 +20,8 @@ from ..core.tree import Tree
 from ..engines.sequential import Sequential
 from ..experiment import Experiment
 from ..papers.grid import GOES_WRONG, Cell, Column, Grid, Row, decides, laid, reason, same
-from ..report.collect import flat
 from ..runs.folder import RunFolder
+from ..runs.read import flat
 from ..simulate import run as simulate
 from .board import Board
 from .figure import draw

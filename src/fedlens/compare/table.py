@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from ..core.files import write_atomic, write_json
 from ..papers.grid import deviation, mean
-from ..runs.opened import fairness
+from ..runs.read import fairness
 from ..simulate.progress import size
 from .measured import Compared
 from .significance import FEWEST, holm, paired_t, wilcoxon

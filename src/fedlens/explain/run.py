@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 
-from .. import config
 from ..attribution.figures import USUAL, explain
 from ..attribution.inputs import Target
 from ..core.batches import Federation, Shard
@@ -17,8 +16,7 @@ from ..core.tree import Tree
 from ..data import Images
 from ..experiment import Experiment
 from ..models.weights import classes_of, load_weights
-from ..runs.folder import RunFolder
-from ..runs.models import models
+from ..runs.opened import OpenedRun
 
 
 def explain_run(
@@ -31,15 +29,12 @@ def explain_run(
     methods: Sequence[str] = USUAL,
 ) -> Path:
     """The models of a run: the global one, or those that these clients predict with; of these rounds, or the newest."""
-    folder = RunFolder.open(path)
-    experiment = replace(config.read(folder.config), device="cpu", precision="fp32")
-    images = experiment.data.load()
-    net, (federation, _) = experiment.network(images), experiment.federation(images)
-    found = models(folder, experiment, net, federation, clients=clients, rounds=rounds)
+    run = OpenedRun.open(path, device="cpu", precision="fp32")
+    federation, found = run.federation, run.models(clients, rounds)
     pool = torch.cat([federation.test[client] for client in clients]) if clients else federation.pool
     name = "explain" + ("-clients" if clients else "") + ("-rounds" if rounds else "")
-    where = out or folder.figures / f"{name}.png"
-    return _draw(net, found, federation, images, spread(images, pool, count), where, methods)
+    where = out or run.folder.figures / f"{name}.png"
+    return _draw(run.net, found, federation, run.images, some_images(run.images, pool, count), where, methods)
 
 
 def explain_model(
@@ -58,11 +53,11 @@ def explain_model(
             net = experiment.network(replace(images, classes=tuple(map(str, range(known)))))
             target = "predicted"
         load_weights(net.module, weights)
-    shown = spread(images, federation.pool, count)
+    shown = some_images(images, federation.pool, count)
     return _draw(net, net.initial_weights(), federation, images, shown, out, methods, target)
 
 
-def spread(images: Images, index: torch.Tensor, count: int) -> torch.Tensor:
+def some_images(images: Images, index: torch.Tensor, count: int) -> torch.Tensor:
     """Some of these images, of as many classes as there are, the first of each."""
     labels = images.y[index].tolist()
     turns: dict[int, int] = {}

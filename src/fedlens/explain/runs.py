@@ -14,7 +14,7 @@ from ..core.batches import Shard
 from ..core.errors import BadInput
 from ..report.client_figures import looks
 from ..runs.opened import OpenedRun, named, same_split
-from .run import spread
+from .run import some_images
 
 
 def explain_runs(
@@ -41,7 +41,7 @@ def chosen(run: OpenedRun, client: int, count: int, which: Sequence[int] = ()) -
         raise BadInput(f"client {client} has no test images; name another one")
     if wrong := [place for place in which if place >= len(index)]:
         raise BadInput(f"--which {wrong[0]}: client {client} has {len(index)} test images, counted from 0")
-    return index[torch.tensor(which)] if which else spread(run.images, index, count)
+    return index[torch.tensor(which)] if which else some_images(run.images, index, count)
 
 
 def side_by_side(

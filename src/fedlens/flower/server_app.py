@@ -23,15 +23,17 @@ from ..core.ledger import Ledger
 from ..core.run import run as run_rounds
 from ..core.tree import Tree
 from ..data import PARTITIONS, Images
-from ..engines.process import keep_freed_memory
+from ..engines.process import keep_freed_memory, matmuls, threads
 from ..engines.sequential import Sequential
 from ..experiment import Experiment, to_device
 from ..robust import Defence
+from ..runs.figure import draw_run
 from ..runs.folder import Checkpoint, RunFolder, config_hash, passport
+from ..runs.read import Result
 from ..runs.trackers import check as check_trackers
 from ..runs.trackers import tracked
 from ..simulate import checks as scope
-from ..simulate.run import Nobody, Recorder, Result, Watcher, label_counts, matmuls, public_images, reply_check, threads
+from ..simulate.run import Nobody, Recorder, Watcher, label_counts, public_images, reply_check
 from .contract import contract, order_of
 from .engine import Flower, Nodes
 from .launch import flower_runs
@@ -225,7 +227,5 @@ def _carry_on(
         result = replace(recorder.conclude(), engine="flower")
     folder.write_json("result.json", result.plain())
     if experiment.picture and not nodes.own_data:
-        from ..report.figures import first_look
-
-        first_look(folder, folder.figures / "run")
+        draw_run(folder, folder.figures / "run")
     return result

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..plots.style import place_of
+from ..runs.read import differing
 
 # Where and how a run ran, and what is drawn anew for a repetition.
 _PLACE = {"out", "engine", "workers", "lanes", "ray", "compile", "residency", "memory", "checkpoint", "keep", "picture"}
@@ -103,12 +104,6 @@ def _mean_curve(curves: Sequence[Mapping[str, list[Any]]]) -> dict[str, list[Any
         known = [[value for value in each("accuracy", round) if value is not None] for round in rounds]
         found["low"], found["high"] = ([end(values, default=None) for values in known] for end in (min, max))
     return found
-
-
-def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Keys that some have not, or with another value."""
-    keys = dict.fromkeys(key for each in settings for key in each)
-    return [key for key in keys if len({repr(each.get(key, "–")) for each in settings}) > 1]
 
 
 def outermost(keys: Sequence[str]) -> list[str]:

@@ -17,9 +17,10 @@ from ..audit.attack import LEGEND
 from ..core.errors import BadInput
 from ..core.files import write_atomic
 from ..plots.style import COLOURS, DARK_COLOURS, DASHES
+from ..runs.read import differing, runs_in
 from . import summary_text as story
-from .collect import TIMED, collect, runs_in
-from .groups import arenas, differing, grouped
+from .collect import TIMED, collect
+from .groups import arenas, grouped
 from .thumbnails import Pictures
 
 _SCRIPTS = ("elements.js", "tables.js", "charts.js", "sections.js")  # in this order, as one

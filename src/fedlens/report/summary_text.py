@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..runs.opened import LOOKS, measure_of
-from .groups import compared, differing, outermost
+from ..runs.read import PERSONAL, differing, measure_of
+from .groups import compared, outermost
 
 MODELS = {
     "global": "the global model, pooled test images",
@@ -68,7 +68,7 @@ def model_of(group: Mapping[str, Any], measure: str) -> str | None:
 
 def own_looks(groups: Sequence[Mapping[str, Any]]) -> str:
     """What a client's own model is, where that differs: fine-tuned for A, after local training for the others."""
-    by = {look: [g["label"] for g in groups if g["own"] == look] for look in LOOKS}
+    by = {look: [g["label"] for g in groups if g["own"] == look] for look in PERSONAL}
     by = dict(sorted(((look, named) for look, named in by.items() if named), key=lambda one: len(one[1])))
     if len(by) < 2:
         return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -72,11 +73,11 @@ class Table:
         """Forget what was written after this many rounds."""
         _drop_merged(self.folder)
         for part in _parts(self.folder):
-            first, last = _span(part)
+            first, last = span(part)
             if last <= round:
                 continue
             if first <= round:
-                self._write(_until(_read_part(part, self.schema), round))
+                self._write(_until(read_part(part, self.schema), round))
             part.unlink()
 
     def _write(self, table: pa.Table) -> None:
@@ -92,18 +93,29 @@ def _until(table: pa.Table, round: int) -> pa.Table:
 
 def read(folder: Path, schema: pa.Schema) -> pa.Table:
     """The whole table, in the order it was written."""
-    return _read(_drop_covered(_parts(folder)), schema)
+    for _ in range(3):
+        with contextlib.suppress(FileNotFoundError):  # merged since it was listed
+            return _read(parts(folder), schema)
+    raise BadInput(f"{folder} has changed while it was read; try again")
+
+
+def parts(folder: Path, after: int = 0) -> list[Path]:
+    """The files of a table with rows of later rounds, in order, without what was merged into another."""
+    return _drop_covered([part for part in _parts(folder) if span(part)[1] > after])
 
 
 def _read(parts: list[Path], schema: pa.Schema) -> pa.Table:
-    return pa.concat_tables([_read_part(part, schema) for part in parts]) if parts else schema.empty_table()
+    return pa.concat_tables([read_part(part, schema) for part in parts]) if parts else schema.empty_table()
 
 
-def _read_part(part: Path, schema: pa.Schema) -> pa.Table:
+def read_part(part: Path, schema: pa.Schema) -> pa.Table:
+    """Refuses a damaged one; one that is gone was merged into another."""
     try:
         # by this thread alone: a part is small, and pyarrow waits for ever for a thread that found no memory
         with pq.ParquetFile(part, pre_buffer=False) as file:
             return file.read(use_threads=False).cast(schema)
+    except FileNotFoundError:
+        raise
     except (ValueError, OSError):
         raise BadInput(f"{part} is damaged: it is not a whole Parquet file") from None
 
@@ -112,14 +124,14 @@ def _parts(folder: Path) -> list[Path]:
     return sorted(folder.glob("??????-??????.parquet"))
 
 
-def _span(part: Path) -> tuple[int, int]:
+def span(part: Path) -> tuple[int, int]:
     first, last = part.stem.split("-")
     return int(first), int(last)
 
 
 def _drop_covered(parts: list[Path]) -> list[Path]:
     """Without the parts that a crash left beside the one they were merged into."""
-    spans = {part: _span(part) for part in parts}
+    spans = {part: span(part) for part in parts}
     return [
         part
         for part, (first, last) in spans.items()

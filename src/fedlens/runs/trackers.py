@@ -14,8 +14,11 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any, Protocol
 
+from .. import config
 from ..core.errors import BadInput
 from ..experiment import Experiment
+from .folder import RunFolder
+from .read import flat
 
 
 class Tracker(Protocol):
@@ -147,12 +150,8 @@ def tracked(watcher: Any, experiment: Experiment, folder: Path, round: int) -> I
     if not experiment.track:
         yield watcher
         return
-    from ..config import plain
-    from ..report.collect import flat
-    from .folder import RunFolder
-
     check(experiment)
-    settings = flat(plain(experiment))
+    settings = flat(config.plain(experiment))
     trackers: list[Tracker] = [TRACKERS[name](folder, settings, round) for name in experiment.track]
     try:
         both = Tracked(watcher, trackers)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -32,9 +31,9 @@ from ..core.run import Turn, job_of
 from ..core.run import run as run_rounds
 from ..core.tree import Tree
 from ..data import Images
-from ..devices.clock import Clock, time_to
+from ..devices.clock import Clock
 from ..engines.lanes import Lanes
-from ..engines.process import keep_freed_memory
+from ..engines.process import keep_freed_memory, matmuls, threads
 from ..engines.rehearsal import Rehearsal
 from ..engines.sequential import Sequential
 from ..engines.timing import Timed, moment, seconds_between
@@ -45,40 +44,14 @@ from ..privacy.report import Disclosure
 from ..robust import Backdoor
 from ..robust.attacks import Hostile
 from ..robust.faults import Faulty
+from ..runs.figure import draw_run
 from ..runs.folder import Checkpoint, RunFolder, code_hash, config_hash, passport
+from ..runs.read import Result, summary, summary_statistics
 from ..runs.reuse import steps
 from ..runs.trackers import check as check_trackers
 from ..runs.trackers import tracked
 from ..runs.transcript import Recording
 from . import checks as scope
-
-
-@dataclass(frozen=True)
-class Result:
-    """How a run ended. `accuracy` and `loss`: the global model on the pooled test set after the last round.
-
-    Losses of a run that diverged are not finite; read back from result.json they are None.
-    """
-
-    run: str
-    accuracy: float | None
-    loss: float | None
-    personal: dict[str, dict[str, float]]  # before, after, fine-tuned: mean, std, worst_decile over clients
-    rounds: int
-    bytes_up: int
-    bytes_down: int
-    seconds: float
-    engine: str
-    accuracy_last: float | None = None  # mean of the last looks
-    accuracy_best: float | None = None
-    backdoor: float | None = None  # share of patched test images that attack=backdoor gets taken for its target
-    simulated_seconds: float | None = None  # on `devices`
-    targets: dict[str, dict[str, float] | None] = field(default_factory=dict)  # accuracy -> round, bytes, seconds
-    setbacks: dict[str, int] = field(default_factory=dict)  # replies missing, late, refused; rounds void
-
-    def plain(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 STOP = "stop"  # a file of this name in its folder asks a run to end after the round it is in
 
@@ -268,9 +241,7 @@ def _carry_on(
         finally:
             engine.close()
     if experiment.picture:
-        from ..report.figures import first_look
-
-        first_look(folder, folder.figures / "run")
+        draw_run(folder, folder.figures / "run")
     return result
 
 
@@ -348,29 +319,6 @@ def _same_origin(before: dict[str, Any], now: dict[str, Any]) -> None:
             )
     if before["split_hash"] != now["split_hash"]:
         raise BadInput("the split of this run cannot be made again: its hash differs from the one in passport.json")
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    """The number of intra-op threads changes how sums round; one everywhere gives one result."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextmanager
-def matmuls(precision: str) -> Iterator[None]:
-    """tf32 is a switch of the process."""
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    reduced = precision in ("tf32", "bf16")
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = reduced
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
 
 class Recorder:
@@ -492,7 +440,7 @@ class Recorder:
         found = {r.client: r.upload for r in replies if int(r.upload.examples)}
         accuracies = {client: int(s.correct) / int(s.examples) for client, s in found.items()}
         where = round, None, "client test", name, "clients"
-        summary = spread(list(accuracies.values()))
+        summary = summary_statistics(list(accuracies.values()))
         losses = [float(s.loss) / int(s.examples) for s in found.values()]
         self.metrics.add((*where, f"accuracy_{key}", value) for key, value in summary.items())
         self.metrics.add([(*where, "loss_mean", sum(losses) / len(losses))])
@@ -531,86 +479,7 @@ def _due(round: int, every: int) -> bool:
     return every > 0 and round % every == 0
 
 
-def spread(values: list[float]) -> dict[str, float]:
-    """Mean, deviation, and the mean of the worst tenth (at least one client)."""
-    ordered = torch.tensor(sorted(values), dtype=torch.float64)
-    worst = ordered[: max(1, len(values) // 10)]
-    return {
-        "mean": ordered.mean().item(),
-        "std": ordered.std(unbiased=False).item(),
-        "worst_decile": worst.mean().item(),
-    }
-
-
 def line(progress: Progress) -> str:
     accuracy = "" if progress.accuracy is None else f"  accuracy {progress.accuracy:.4f}  loss {progress.loss:.4f}"
     traffic = f"  up {progress.bytes_up / 1e6:.1f} MB  down {progress.bytes_down / 1e6:.1f} MB"
     return f"round {progress.round}/{progress.rounds}{accuracy}{traffic}  {progress.seconds:.1f} s"
-
-
-def summary(folder: RunFolder, experiment: Experiment) -> Result:
-    """The result of a complete run, read back from its tables."""
-    rows = folder.metrics().to_pylist()
-    curve = {name: looks(rows, name, experiment) for name in ("accuracy", "loss", "backdoor")}
-    accuracies = [value for _, value in curve["accuracy"]]
-    last = accuracies[-experiment.evaluate.last :]
-    personal: dict[str, dict[str, float]] = {}
-    end = max((row["round"] for row in rows), default=0)
-    for row in rows:
-        if row["client"] is None and row["split"] == "client test" and row["round"] == end:
-            name = row["model"].removeprefix("personal ")
-            personal.setdefault(name, {})[row["metric"].removeprefix("accuracy_")] = row["value"]
-    kinds = Counter(row["metric"] for row in rows if row["metric"] in ("missing", "late", "refused", "void"))
-    simulated = {row["round"]: row["value"] for row in rows if row["metric"] == "simulated seconds"}
-    manifest, _ = folder.load()
-    assert manifest is not None  # a complete run ends with a checkpoint
-    return Result(
-        run=str(folder.path),
-        accuracy=accuracies[-1] if accuracies else None,
-        loss=curve["loss"][-1][1] if accuracies else None,
-        personal=personal,
-        rounds=end,
-        bytes_up=manifest.ledger.up,
-        bytes_down=manifest.ledger.down,
-        seconds=round(manifest.seconds, 3),
-        engine=experiment.engine,
-        accuracy_last=sum(last) / len(last) if last else None,
-        accuracy_best=max(accuracies, default=None),
-        backdoor=curve["backdoor"][-1][1] if curve["backdoor"] else None,
-        simulated_seconds=sum(simulated.values()) if simulated else None,
-        targets={
-            f"{target:g}": _reached(folder, curve["accuracy"], target, simulated)
-            for target in experiment.evaluate.targets
-        },
-        setbacks=dict(kinds),
-    )
-
-
-def looks(rows: list[dict[str, Any]], metric: str, experiment: Experiment) -> list[tuple[int, float]]:
-    """(round, value) of the global model, since training last began afresh: a warm-up's model is thrown away.
-
-    Each model counts once: an errand, such as fine-tuning at the end, moves none.
-    """
-    timetable = experiment.timetable()
-    _, _, since = timetable[-1]
-    found: dict[int, tuple[int, float]] = {}
-    for row in rows:
-        if row["model"] == "global" and row["metric"] == metric and (last := row["round"]) > since:
-            while last > since and not timetable[last - 1][0].algorithm.updates_model:
-                last -= 1
-            found.setdefault(last, (row["round"], row["value"]))
-    return [*found.values()]
-
-
-def _reached(
-    folder: RunFolder, curve: list[tuple[int, float]], target: float, simulated: dict[int, float]
-) -> dict[str, float] | None:
-    """The first round whose accuracy is at least the target, bytes and simulated seconds until then; None: never."""
-    first = next((round for round, accuracy in curve if accuracy >= target), None)
-    if first is None:
-        return None
-    table = folder.bytes().to_pylist()
-    spent = [row for row in table if row["round"] <= first and not row["kind"].startswith("evaluation")]
-    found: dict[str, float] = {"round": first, "bytes": sum(row["payload"] + row["header"] for row in spent)}
-    seconds = time_to(curve, target, simulated) if simulated else None
-    return found if seconds is None else {**found, "simulated_seconds": seconds}

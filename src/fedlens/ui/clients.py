@@ -10,26 +10,24 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from ..core.errors import BadInput, nearest
 from ..core.files import finite
-from ..report.collect import thinned
 from ..report.thumbnails import KINDS
 from ..runs import tables
 from ..runs.folder import RunFolder
-from ..runs.opened import LOOKS
+from ..runs.read import client_accuracies, columns, thinned
 
 PAGE = 25  # clients at a time
 ORDERS = ("number", "worst", "best", "largest", "smallest")
-Look = tuple[str, int, dict[int, float]]  # model, round, accuracy of each client
+Evaluation = tuple[str, int, dict[int, float]]  # model, round, accuracy of each client
 
 
 def clients(run: Path, order: str, at: int) -> dict[str, Any]:
     """Clients from place `at` on in this order: how much they own of what, and how accurate their models are."""
     if order not in ORDERS:
         raise BadInput(f"order is {order!r}; {nearest(order, ORDERS)}")
-    counts, (model, round, accuracy), names = _counts(run), _last_look(run), RunFolder(run).names()
+    counts, (model, round, accuracy), names = _counts(run), _last_evaluation(run), RunFolder(run).names()
     numbers = range(len(counts)) if counts is not None else sorted(accuracy)
     sizes = counts.sum(1) if counts is not None else None
     if order in ("worst", "best"):
@@ -57,7 +55,7 @@ def client(run: Path, number: int) -> dict[str, Any]:
         raise BadInput(f"client {number} does not exist: there are {len(counts)}, counted from 0")
     curves: dict[str, dict[str, list[Any]]] = {}
     setbacks: dict[str, int] = {}
-    for round, model, metric, value in _columns(rows, "round", "model", "metric", "value"):
+    for round, model, metric, value in columns(rows, "round", "model", "metric", "value"):
         if metric == "accuracy":
             curve = curves.setdefault(model, {"round": [], "accuracy": []})
             curve["round"].append(round)
@@ -68,7 +66,7 @@ def client(run: Path, number: int) -> dict[str, Any]:
         kept = thinned(range(len(curve["round"])))
         curve |= {name: [values[at] for at in kept] for name, values in curve.items()}
     sent = _rows(run / "bytes.parquet", tables.BYTES, number)
-    took_part = sorted({round for round, kind in _columns(sent, "round", "kind") if kind == "upload"})
+    took_part = sorted({round for round, kind in columns(sent, "round", "kind") if kind == "upload"})
     found: dict[str, Any] = {"client": number, "name": names.client(number), "curves": curves, "setbacks": setbacks}
     found |= {"took_part": len(took_part), "last_part": took_part[-1] if took_part else None}
     if counts is not None:
@@ -124,41 +122,23 @@ def _weight(run: Path, number: int) -> float | None:
         return None
 
 
-def _last_look(run: Path) -> Look:
-    parts = tables._drop_covered(tables._parts(run / "metrics.parquet"))
+def _last_evaluation(run: Path) -> Evaluation:
+    parts = tables.parts(run / "metrics.parquet")
     return _newest(tuple((part, part.stat().st_mtime_ns) for part in parts))
 
 
 @functools.lru_cache(maxsize=4)
-def _newest(parts: tuple[tuple[Path, int], ...]) -> Look:
-    """From the newest part backwards, until clients were looked at."""
+def _newest(parts: tuple[tuple[Path, int], ...]) -> Evaluation:
+    """From the newest part backwards, until clients were evaluated."""
     for part, _ in reversed(parts):
-        table = _read(part).filter(pc.field("client").is_valid() & (pc.field("metric") == "accuracy"))
-        found = table["model"].unique().to_pylist() if len(table) else []
-        for model in LOOKS:
-            if model in found:
-                own = table.filter(pc.field("model") == model)
-                last = max(own["round"].unique().to_pylist())
-                own = own.filter(pc.field("round") == last)
-                return model, last, dict(_columns(own, "client", "value"))
+        table = tables.read_part(part, tables.METRICS)
+        for model, accuracies in client_accuracies(table).items():
+            own = table.filter((pc.field("model") == model) & pc.field("client").is_valid())
+            return model, max(own["round"].to_pylist()), accuracies
     return "", 0, {}
-
-
-def _read(part: Path) -> pa.Table:
-    try:
-        return pq.ParquetFile(part).read()
-    except FileNotFoundError:  # merged since it was listed
-        raise
-    except (pa.ArrowException, OSError):
-        raise BadInput(f"{part.parent.name}/{part.name} is damaged: it is not a whole Parquet file") from None
 
 
 def _rows(folder: Path, schema: pa.Schema, number: int) -> pa.Table:
     """All that a table says of a client."""
-    parts = tables._drop_covered(tables._parts(folder))
-    own = [_read(part).filter(pc.field("client") == number) for part in parts]
+    own = [tables.read_part(part, schema).filter(pc.field("client") == number) for part in tables.parts(folder)]
     return pa.concat_tables(own) if own else schema.empty_table()
-
-
-def _columns(table: pa.Table, *names: str) -> Any:
-    return zip(*(table[name].to_pylist() for name in names), strict=True)

@@ -12,14 +12,12 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from ..core.errors import BadInput
 from ..core.files import finite
 from ..plots.style import place_of
-from ..report import collect
-from ..runs import tables
-from ..runs.opened import measure_of
+from ..runs import read, tables
+from ..runs.read import DAMAGE, columns, flat, measure_of, method_of, settings_of, thinned
 from ..simulate.run import STOP
 
 SPARK = 60  # points of the small curve in a list
@@ -28,9 +26,7 @@ _ROUND = re.compile(
     r"round (?P<round>\d+)/(?P<rounds>\d+)(?:  accuracy (?P<accuracy>\S+)  loss (?P<loss>\S+))?"
     r"  up (?P<up>\S+) MB  down (?P<down>\S+) MB  (?P<seconds>\S+) s"
 )
-_KINDS = {"accuracy": 0, "loss": 1, "accuracy_mean": 0, "loss_mean": 1}  # metric -> place in a point
 _SETTLED = 2_000_000_000  # nanoseconds after which a folder's time of change tells all changes apart
-_DAMAGE = (BadInput, OSError, ValueError, KeyError, TypeError, AttributeError, pa.ArrowException)
 Point = list[float | None]  # accuracy, loss
 
 
@@ -73,7 +69,7 @@ class Followed:
         return self.row != before
 
     # ---- files ----
-    def _on_change(self, name: str, read: Callable[[], Any]) -> None:
+    def _on_change(self, name: str, take: Callable[[], Any]) -> None:
         try:
             found = os.stat(self.path / name)
             stamp = found.st_mtime_ns, found.st_size, found.st_ino
@@ -86,9 +82,11 @@ class Followed:
         if stamp is None and name != "config.yaml":  # a run without settings is none; the rest may come
             return
         try:
-            read()
-        except _DAMAGE as error:
-            self._wrong[name] = str(error) if isinstance(error, BadInput) else f"{name} is damaged"
+            take()
+        except (BadInput, *DAMAGE) as error:
+            self._wrong[name] = (
+                str(error).replace(f"{self.path}/", "") if isinstance(error, BadInput) else f"{name} is damaged"
+            )
 
     def _read_settings(self) -> None:
         self._about = {
@@ -100,8 +98,8 @@ class Followed:
             "began": 0,
             "rounds": 0,
         }
-        self._settings = settings = collect._settings(self.path)
-        method = collect._method(settings["algorithm"])
+        self._settings = settings = settings_of(self.path)
+        method = method_of(settings["algorithm"])
         colour, dash = place_of(method)
         self._about |= {
             "method": method,
@@ -161,25 +159,21 @@ class Followed:
         stamp = self._stamps["metrics.parquet"]
         if stamp and time.time_ns() - stamp[0] < _SETTLED:
             self._stamps.pop("metrics.parquet")
-        parts = [part for part in tables._parts(self.path / "metrics.parquet") if tables._span(part)[1] > self.read]
-        for part in tables._drop_covered(parts):
+        for part in tables.parts(self.path / "metrics.parquet", after=self.read):
             try:
-                self._take(pq.ParquetFile(part).read(["round", "client", "model", "metric", "value"]))
+                self._take(tables.read_part(part, tables.METRICS))
             except FileNotFoundError:  # merged since it was listed; the next look finds it
                 self._stamps.pop("metrics.parquet", None)
                 return
-            except (pa.ArrowException, OSError):
-                raise BadInput(f"metrics.parquet/{part.name} is damaged: it is not a whole Parquet file") from None
-            self.read = tables._span(part)[1]
+            self.read = tables.span(part)[1]
         self._live = {round: point for round, point in self._live.items() if round > self.read}
 
     def _take(self, table: pa.Table) -> None:
         table = table.filter(pc.field("client").is_null() & (pc.field("round") > self.read))
-        columns = (table[name].to_pylist() for name in ("round", "model", "metric", "value"))
-        for round, model, metric, value in zip(*columns, strict=True):
-            if model and metric in _KINDS:
-                self._curves.setdefault(model, {}).setdefault(round, [None, None])[_KINDS[metric]] = value
-            elif metric == "seconds":
+        for model, by_round in read.points(table).items():
+            self._curves.setdefault(model, {}).update(by_round)
+        for round, metric, value in columns(table, "round", "metric", "value"):
+            if metric == "seconds":
                 self._taken[round] = self._taken.get(round - 1, 0.0) + value
 
     # ---- what is known ----
@@ -226,7 +220,7 @@ class Followed:
                 "judged_by": judge,
                 "accuracy": own[-1] if own else None,
                 "best": max(own, default=None),
-                "spark": [round(value, 4) for value in collect.thinned(drawn, SPARK)],
+                "spark": [round(value, 4) for value in thinned(drawn, SPARK)],
                 "seconds": self._logged.get("seconds"),
                 "bytes": 1e6 * (self._logged["up"] + self._logged["down"]) if self._logged else None,
             }
@@ -243,7 +237,7 @@ class Followed:
         found = {}
         for model, points in self._points().items():
             rounds: Sequence[int] = [round for round in points if round > after]
-            rounds = rounds if after else collect.thinned(rounds)
+            rounds = rounds if after else thinned(rounds)
             found[model] = {
                 "round": rounds,
                 "accuracy": [points[round][0] for round in rounds],
@@ -253,7 +247,7 @@ class Followed:
         return finite({"after": after, "read": self.read, "generation": self.generation, "curves": found})
 
     def settings(self) -> dict[str, Any]:
-        return {name: value for name, value in collect.flat(self._settings).items() if name != "out"}
+        return {name: value for name, value in flat(self._settings).items() if name != "out"}
 
 
 def _called(part: Any) -> str:

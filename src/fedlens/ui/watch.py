@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import BadInput, nearest
-from ..report.collect import runs_in
+from ..runs.read import runs_in
 from .follow import Followed
 
 PAUSE = 1.0  # seconds between looks

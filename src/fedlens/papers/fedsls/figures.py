@@ -20,7 +20,7 @@ from ...core.rng import generator, key, seeded
 from ...data import DATASETS, Images
 from ...experiment import Experiment, build
 from ...plots.style import pyplot, save
-from ...report.figures import label_mix
+from ...runs.figure import label_mix
 from ...simulate.run import label_counts, matmuls, threads
 from .. import Figure
 from ..grid import laid
@@ -43,7 +43,7 @@ def asked(words: Sequence[str], *defaults: str) -> Experiment:
 
 def maps_of_clients(words: Sequence[str], images: int, path: Path) -> list[Path]:
     """Figure 1: the same test images through the eyes of the copies that clients trained on their own data."""
-    from ...explain.run import spread
+    from ...explain.run import some_images
 
     experiment = asked(words)
     with threads(1), matmuls(experiment.precision):
@@ -52,7 +52,7 @@ def maps_of_clients(words: Sequence[str], images: int, path: Path) -> list[Path]
         some = some_clients(federation)
         models = {"at first": net.initial_weights()}
         models |= {f"client {number}": weights for number, weights in copies(experiment, net, federation, some).items()}
-        shown = spread(loaded, federation.pool.cpu(), images)
+        shown = some_images(loaded, federation.pool.cpu(), images)
         shard = Shard(federation.data, shown.to(federation.pool.device))
         maps = {name: saliency_maps(net, weights, shard.x, shard.y).cpu() for name, weights in models.items()}
     columns = {"image": as_picture(loaded.x[shown] / 255), **{name: coloured(found) for name, found in maps.items()}}

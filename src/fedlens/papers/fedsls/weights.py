@@ -18,10 +18,10 @@ from ...core.batches import Shard
 from ...core.errors import BadInput
 from ...core.files import write_json
 from ...experiment import Experiment
-from ...explain.run import spread
+from ...explain.run import some_images
 from ...plots.style import caption, pyplot, save
 from ...runs.folder import RunFolder
-from ...runs.models import models
+from ...runs.opened import OpenedRun
 from .latents import saliency_maps
 from .saliency import agreement_matrix, client_weights, pictures
 from .weighing import copies, some_clients, weights_of
@@ -83,12 +83,14 @@ def _looked(
     """Maps of the same test images by several models: clients' copies, the global model; pictures of the former."""
     images = experiment.data.load()
     net, (federation, _) = experiment.network(images), experiment.federation(images)
-    shown = spread(images, federation.pool, count)
+    shown = some_images(images, federation.pool, count)
     shard = Shard(federation.data, shown)
     first = {"at first": net.initial_weights()}
     own = copies(experiment, net, federation, clients or some_clients(federation))
     try:
-        over_rounds = first | models(folder, experiment, net, federation, rounds=_some(folder.rounds()))
+        over_rounds = first | OpenedRun(folder, experiment, images, net, federation).models(
+            rounds=_some(folder.rounds())
+        )
     except BadInput:  # clients keep a part: there is no global model to look with
         over_rounds = {}
     names = folder.names()

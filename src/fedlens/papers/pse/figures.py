@@ -9,7 +9,8 @@ from ...explain.runs import chosen, side_by_side
 from ...plots.style import pyplot, save
 from ...report.client_figures import accuracy_bars, confusion_matrices, grouped_bars, loss_curves
 from ...runs.folder import RunFolder
-from ...runs.opened import OpenedRun, confusion, fairness, judged, training_losses
+from ...runs.opened import OpenedRun
+from ...runs.read import client_evaluation, fairness
 from .. import Figure
 from ..figure_runs import SEED, finished, note, out_of
 from ..grid import Grid, gather
@@ -47,13 +48,13 @@ def fairness_and_convergence(words: Sequence[str], images: int, path: Path) -> l
     """Figure 3: accuracy of every client by three methods, and the training loss of PSE in three cases."""
     grid = named_table("pse/table2")
     runs = finished(grid, tuple(FAIRNESS), "fashion_mnist/4", words, path)
-    accuracies = {name: judged(RunFolder(run))[1] for name, run in runs.items()}
+    accuracies = {name: client_evaluation(RunFolder(run))[1] for name, run in runs.items()}
     fair = {name: fairness(list(by.values())) for name, by in accuracies.items()}
     bars = accuracy_bars(accuracies, fair, path.with_name(f"{path.name}a"))
     losses = {}
     for case in CONVERGENCE:
         run = finished(grid, ("pse",), case, words, path)["pse"]
-        losses[case] = training_losses(OpenedRun.open(run))
+        losses[case] = OpenedRun.open(run).training_losses()
     curves = loss_curves(losses, path.with_name(f"{path.name}b"))
     paper = {name: {"std": value / 100} for name, value in FAIRNESS.items()}
     return [bars, curves, note(path, words, {"fairness": fair, "paper": paper, "training loss": losses})]
@@ -62,7 +63,7 @@ def fairness_and_convergence(words: Sequence[str], images: int, path: Path) -> l
 def client_confusion(words: Sequence[str], images: int, path: Path) -> list[Path]:
     """Figure 4: what one client's models take its test images for, trained alone and by PSE."""
     runs = opened("pse/table2", ("local", "pse"), "cifar100/15", words, path)
-    counts = {name: confusion(run, CLIENT) for name, run in runs.items()}
+    counts = {name: run.confusion(CLIENT) for name, run in runs.items()}
     of = runs["pse"].images
     drawn = confusion_matrices(counts, of.classes, path, f"client {CLIENT}, {of.name}, % of each class")
     numbers = {name: matrix.tolist() for name, matrix in counts.items()}

@@ -24,10 +24,9 @@ from ...core.tree import Tree
 from ...engines.sequential import owned
 from ...plots.style import COLOURS, pyplot, save
 from ...report.client_figures import accuracy_bars, grouped_bars
-from ...report.figures import bytes_until
 from ...runs.folder import RunFolder
-from ...runs.models import newest
-from ...runs.opened import OpenedRun, fairness, judged
+from ...runs.opened import OpenedRun
+from ...runs.read import bytes_until, client_evaluation, fairness
 from ...selection.agent import Learns, Situation, first_agent, situation
 from ...selection.pruning import Choice, Costs, ranked
 from ...selection.search import WAVE, Accuracies, search
@@ -133,7 +132,7 @@ def bytes_to_accuracy(words: Sequence[str], images: int, path: Path) -> list[Pat
 def accuracy_of_clients(words: Sequence[str], images: int, path: Path) -> list[Path]:
     """Figure 5: accuracy of every client by method, and how fair that is."""
     runs = finished(named_table("spatl/accuracy"), METHODS, MODEL, words, path)
-    by_client = {row: judged(RunFolder(run))[1] for row, run in runs.items()}
+    by_client = {row: client_evaluation(RunFolder(run))[1] for row, run in runs.items()}
     fair = {row: fairness(list(by.values())) for row, by in by_client.items()}
     return [accuracy_bars(by_client, fair, path), note(path, words, {"accuracy": by_client, "fairness": fair})]
 
@@ -262,7 +261,7 @@ class Selection:
 def reward_over_updates(words: Sequence[str], images: int, path: Path) -> list[Path]:
     """Figure 7: the reward of an agent that knows nothing yet, and of the one that its client has after all rounds."""
     run = OpenedRun.open(finished(named_table("spatl/accuracy"), ("spatl",), MODEL, words, path)["spatl"])
-    task, last = Selection.of(run), newest(run.folder).round
+    task, last = Selection.of(run), run.newest().round
     memory = run.folder.client_memories(last)[task.client]
     agents = {"a new agent": first_agent(key(SEED, "agent"), task.seen), f"after {last} rounds": memory.agent}
     with run.at_work():
@@ -290,7 +289,7 @@ def transfer(words: Sequence[str], images: int, path: Path, *, part: Part = "hea
     grid = named_table("spatl/encoders")
     (model,) = grid.columns
     runs = {row: OpenedRun.open(run) for row, run in finished(grid, tuple(grid.rows), model, words, path).items()}
-    before = {row: 100 * fairness([*judged(run.folder)[1].values()])["mean"] for row, run in runs.items()}
+    before = {row: 100 * fairness([*client_evaluation(run.folder)[1].values()])["mean"] for row, run in runs.items()}
     new = {row: 100 * transferred(run, images, part) for row, run in runs.items()}
     new["scratch"] = 100 * transferred(runs["spatl"], images, "all", encoder=Tree())
     trained = "the predictor" if part == "head" else "everything"
@@ -317,7 +316,7 @@ def transferred(run: OpenedRun, images: int, part: Part, *, encoder: Tree | None
     train, test = new_images(run, images)
     # Another draw than the clients' first weights: an encoder that was trained beside those has grown towards them.
     fresh = replace(experiment, seed=key(experiment.seed, "transfer")).network(run.images).to(experiment.device)
-    shared = newest(run.folder).state.model if encoder is None else encoder
+    shared = run.newest().state.model if encoder is None else encoder
     body = shared.select(lambda name: name not in net.head).map(lambda leaf: leaf.to(experiment.device))
     seed = key(experiment.seed, "transfer")
     return judged_alone(run, net, fresh.initial_weights() | body, (train, test), seed, EPOCHS, part)

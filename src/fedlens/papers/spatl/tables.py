@@ -26,7 +26,6 @@ from ...core.tree import Tree
 from ...core.wire import header
 from ...engines.sequential import Sequential, tuned
 from ...runs.folder import Checkpoint, RunFolder
-from ...runs.models import newest
 from ...runs.opened import OpenedRun
 from ...selection.pruning import Choice, Costs, Kept, ranked, settled, sliced, unpacked
 from ...simulate.progress import counted
@@ -224,7 +223,7 @@ def sub_models_by(
     algorithm, net, folder, device = run.experiment.algorithm, run.net, run.folder, run.experiment.device
     if not isinstance(algorithm, SPATL) or algorithm.selector == "all":
         raise BadInput(f"{path} is not a run of spatl that selects filters")
-    checkpoint, first = newest(folder), net.initial_weights()
+    checkpoint, first = run.newest(), net.initial_weights()
     layers, dtype = tuple(algorithm.layers(net)), next(iter(first.params.values())).dtype
     x = torch.zeros(batch, *run.images.x.shape[1:], dtype=dtype, device=device)
     weights = first | checkpoint.state.model.map(lambda leaf: leaf.to(device))

@@ -1,0 +1,390 @@
+"""A run as its folder tells it: the one reader of settings, tables and summaries."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+import yaml
+
+from .. import config
+from ..core.errors import BadInput
+from ..experiment import Experiment
+from .folder import RunFolder
+
+PERSONAL = ("fine-tuned", "personal after", "personal before")  # models of single clients, the best trained first
+POINTS = 400  # of a curve at most, clients of a chart at most: more cannot be seen, and make a page heavy
+DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, pa.ArrowException)  # what damaged files raise
+_SIGNS = ("config.yaml", "passport.json", "metrics.parquet")  # any of these makes a folder a run, whole or not
+_METRICS = {"accuracy": 0, "loss": 1, "accuracy_mean": 0, "loss_mean": 1}  # metric -> its place in a point
+
+
+# ---- which runs there are, and their settings ------------------------------------------------------------------------
+def runs_in(paths: Iterable[Path]) -> list[Path]:
+    """Run folders, and those below folders that hold some, each once."""
+    found: dict[Path, Path] = {}
+    for path in paths:
+        if not path.is_dir():
+            raise BadInput(f"there is no folder {path}; name a run's folder, or one that holds runs")
+        if not (here := [*_below(path)]):
+            raise BadInput(f"{path} holds no run: there is no config.yaml in it or below it")
+        found |= {run.resolve(): run for run in here}
+    return list(found.values())
+
+
+def _below(path: Path) -> Iterator[Path]:
+    """The folder itself, or runs in it; a run's own folders, which may hold thousands of files, are not searched."""
+    if any((path / sign).exists() for sign in _SIGNS):
+        yield path
+        return
+    for inner in sorted(entry.path for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False)):
+        yield from _below(Path(inner))
+
+
+def settings_of(path: Path) -> dict[str, Any]:
+    """What config.yaml says, also where a method of the user's own cannot be imported here."""
+    try:
+        found = yaml.safe_load((path / "config.yaml").read_text("utf-8"))
+    except FileNotFoundError:
+        raise BadInput("config.yaml is missing") from None
+    except (yaml.YAMLError, UnicodeDecodeError):
+        raise BadInput("config.yaml is damaged: it is not YAML") from None
+    if not isinstance(found, dict) or not isinstance(found.get("algorithm"), dict):
+        raise BadInput("config.yaml is damaged: it names no algorithm")
+    return found
+
+
+def method_of(algorithm: Mapping[str, Any]) -> str:
+    """Its short name: fedavg, fedavg+ft, MyMethod."""
+    base = algorithm.get("base")
+    if algorithm["is"] == "finetune" and isinstance(base, Mapping):
+        return f"{method_of(base)}+ft"
+    return str(algorithm["is"]).rpartition(":")[2]
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by dotted keys, as they are typed: algorithm=fedprox, algorithm.mu=0.1."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        name = prefix.rstrip(".") if key == "is" else f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{name}.")
+        else:
+            found[name] = (", ".join(map(_part, value)) or "none") if isinstance(value, list) else value
+    return found
+
+
+def _part(value: Any) -> str:
+    """One of a list with its fields, such as `clip norm=1`."""
+    if not isinstance(value, Mapping):
+        return str(value)
+    return " ".join([str(value.get("is", "")), *(f"{k}={v}" for k, v in value.items() if k != "is")]).strip()
+
+
+def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Keys that some have not, or with another value."""
+    keys = dict.fromkeys(key for each in settings for key in each)
+    return [key for key in keys if len({repr(each.get(key, "–")) for each in settings}) > 1]
+
+
+# ---- one run ---------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class StoredRun:
+    """What the tables of a run say, complete or not."""
+
+    folder: RunFolder
+    settings: Mapping[str, Any]  # as config.yaml has them
+    result: Mapping[str, Any] | None  # of a complete run
+    metrics: pa.Table
+    bytes: pa.Table
+
+    @classmethod
+    def read(cls, path: Path) -> StoredRun:
+        """Refuses damaged files, and tables that end elsewhere than result.json says."""
+        folder = RunFolder(path)
+        run = cls(folder, settings_of(path), folder.result(), folder.metrics(), folder.bytes())
+        if run.result and run.result["rounds"] != run.rounds:
+            raise BadInput(f"its tables end after round {run.rounds}, but result.json says {run.result['rounds']}")
+        if run.result and max(run.bytes["round"].to_pylist(), default=0) != run.rounds:
+            raise BadInput(f"its table of bytes does not reach round {run.rounds}")
+        return run
+
+    @property
+    def method(self) -> str:
+        return method_of(self.settings["algorithm"])
+
+    @cached_property
+    def passport(self) -> dict[str, Any]:
+        return self.folder.passport()
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        return config.read(self.folder.config)
+
+    @cached_property
+    def rounds(self) -> int:
+        return max(self.metrics["round"].to_pylist(), default=0)
+
+    @property
+    def planned(self) -> int:
+        """Rounds in all: a method with stages of its own has more than were asked for."""
+        if self.result:
+            return self.result["rounds"]
+        try:
+            return len(self.experiment.timetable())
+        except BadInput:  # a method of the user's own that cannot be imported here
+            return int(self.settings["rounds"])
+
+    @property
+    def unfinished(self) -> str:
+        """How far it is; empty for a complete run."""
+        return "" if self.result else f"{self.rounds} of {self.planned} rounds are done"
+
+    def curves(self) -> dict[str, dict[str, list[Any]]]:
+        """Model -> accuracy over rounds, with the method's own bytes and the seconds until each of them."""
+        spent, taken = _running_total(bytes_per_round(self.bytes)), _running_total(self.per_round("seconds"))
+        found = {}
+        for model, by_round in points(self.metrics).items():
+            rounds = thinned(sorted(by_round))
+            found[model] = {
+                "round": rounds,
+                "accuracy": [by_round[round][0] for round in rounds],
+                "loss": [by_round[round][1] for round in rounds],
+                "bytes": [spent.get(round) for round in rounds],
+                "seconds": [taken.get(round) for round in rounds],
+            }
+        return found
+
+    def per_round(self, metric: str) -> dict[int, float]:
+        """What is measured once a round, such as seconds."""
+        rows = self.metrics.filter(pc.field("metric") == metric)
+        return dict(zip(rows["round"].to_pylist(), rows["value"].to_pylist(), strict=True))
+
+    def total(self, metric: str) -> float | None:
+        found = self.per_round(metric)
+        return math.fsum(found.values()) if found else None
+
+    def traffic(self) -> dict[str, dict[str, int]]:
+        """Kind of message -> bytes of values and of headers, over the whole run."""
+        sums = self.bytes.group_by("kind").aggregate([("payload", "sum"), ("header", "sum")]).to_pylist()
+        by = {row["kind"]: {"payload": row["payload_sum"], "header": row["header_sum"]} for row in sums}
+        return {kind: by[kind] for kind in sorted(by)}
+
+    def json(self, name: str) -> Any:
+        """A file that not every run has, or None."""
+        return self.folder._json(name) if (self.folder.path / name).exists() else None
+
+
+@contextlib.contextmanager
+def damage_of(path: Path) -> Iterator[None]:
+    """One sentence for whatever a damaged run makes libraries raise, without the folder that everybody knows."""
+    try:
+        yield
+        return
+    except BadInput as error:
+        said = str(error)
+    except DAMAGE as error:
+        said = f"{path} is damaged ({type(error).__name__}: {error})"
+    raise BadInput(said.replace(f"{path}/", "").replace(str(path), "the folder"))
+
+
+# ---- tables ----------------------------------------------------------------------------------------------------------
+def points(metrics: pa.Table) -> dict[str, dict[int, list[float | None]]]:
+    """Model -> round -> [accuracy, loss]: of the global model, or means over clients."""
+    table = metrics.filter(pc.field("client").is_null())
+    found: dict[str, dict[int, list[float | None]]] = {}
+    for round, model, metric, value in columns(table, "round", "model", "metric", "value"):
+        if model and metric in _METRICS:
+            found.setdefault(model, {}).setdefault(round, [None, None])[_METRICS[metric]] = value
+    return found
+
+
+def columns(table: pa.Table, *names: str) -> Iterator[tuple[Any, ...]]:
+    return zip(*(table[name].to_pylist() for name in names), strict=True)
+
+
+def curve(folder: RunFolder) -> tuple[list[int], list[float]]:
+    """Rounds, and the accuracy of the global model after each of them."""
+    seen = points(folder.metrics()).get("global", {})
+    known = {round: value for round, (value, _) in seen.items() if value is not None}
+    return list(known), list(known.values())
+
+
+def bytes_per_round(sent: pa.Table) -> dict[int, int]:
+    """Bytes of the method itself: evaluations cost others."""
+    sums = sent.group_by(["round", "kind"]).aggregate([("payload", "sum"), ("header", "sum")])
+    totals: dict[int, int] = {}
+    for row in sums.to_pylist():
+        if not row["kind"].startswith("evaluation"):
+            totals[row["round"]] = totals.get(row["round"], 0) + row["payload_sum"] + row["header_sum"]
+    return totals
+
+
+def bytes_until(folder: RunFolder, rounds: Sequence[int]) -> list[int]:
+    """Bytes of the method itself until each of these rounds."""
+    spent = bytes_per_round(folder.bytes())
+    return [sum(count for done, count in spent.items() if done <= round) for round in rounds]
+
+
+def _running_total(by_round: Mapping[int, float]) -> dict[int, float]:
+    total, found = 0, {}
+    for round in sorted(by_round):
+        total += by_round[round]
+        found[round] = total
+    return found
+
+
+def thinned(values: Sequence[Any], most: int = POINTS) -> list[Any]:
+    """At most so many, evenly, the first and the last among them."""
+    if len(values) <= most:
+        return list(values)
+    return [values[round(at * (len(values) - 1) / (most - 1))] for at in range(most)]
+
+
+# ---- clients ---------------------------------------------------------------------------------------------------------
+def client_accuracies(metrics: pa.Table) -> dict[str, dict[int, float]]:
+    """Model -> accuracy of each client with it on its own test images, at the last evaluation; best trained first."""
+    rows = metrics.filter(pc.field("client").is_valid() & (pc.field("metric") == "accuracy"))
+    found: dict[str, dict[int, float]] = {}
+    for model, client, value in columns(rows, "model", "client", "value"):
+        found.setdefault(model, {})[client] = value
+    return {model: found[model] for model in PERSONAL if model in found}
+
+
+def client_evaluation(folder: RunFolder) -> tuple[str, dict[int, float]]:
+    """(the best trained model that clients have, accuracy of each client with it) at the last evaluation."""
+    for model, accuracies in client_accuracies(folder.metrics()).items():
+        return model, accuracies
+    raise BadInput(f"{folder.path} has no accuracies of single clients: run it to its end with evaluate.personal=both")
+
+
+def measure_of(models: Collection[str]) -> str | None:
+    """Which of these a run is evaluated on: what it fine-tuned at its end, or else its global model, or personal ones.
+
+    This choice decides on the headline of a report and on the ranks of a comparison.
+    """
+    return next((model for model in ("fine-tuned", "global", *PERSONAL) if model in models), None)
+
+
+def fairness(accuracies: Sequence[float]) -> dict[str, float]:
+    """Mean, deviation, mean of the worst tenth, and Jain's index: (sum x)^2 / (n sum x^2), one when all are alike."""
+    x = torch.tensor(accuracies, dtype=torch.float64)
+    squares = len(x) * x.square().sum().item()
+    return {**summary_statistics(accuracies), "jain": x.sum().item() ** 2 / squares if squares else 1.0}
+
+
+def summary_statistics(values: Sequence[float]) -> dict[str, float]:
+    """Mean, deviation, and the mean of the worst tenth (at least one client)."""
+    ordered = torch.tensor(sorted(values), dtype=torch.float64)
+    worst = ordered[: max(1, len(values) // 10)]
+    return {
+        "mean": ordered.mean().item(),
+        "std": ordered.std(unbiased=False).item(),
+        "worst_decile": worst.mean().item(),
+    }
+
+
+# ---- how a run ended -------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Result:
+    """How a run ended. `accuracy` and `loss`: the global model on the pooled test set after the last round.
+
+    Losses of a run that diverged are not finite; read back from result.json they are None.
+    """
+
+    run: str
+    accuracy: float | None
+    loss: float | None
+    personal: dict[str, dict[str, float]]  # before, after, fine-tuned: mean, std, worst_decile over clients
+    rounds: int
+    bytes_up: int
+    bytes_down: int
+    seconds: float
+    engine: str
+    accuracy_last: float | None = None  # mean of the last evaluations
+    accuracy_best: float | None = None
+    backdoor: float | None = None  # share of patched test images that attack=backdoor gets taken for its target
+    simulated_seconds: float | None = None  # on `devices`
+    targets: dict[str, dict[str, float] | None] = field(default_factory=dict)  # accuracy -> round, bytes, seconds
+    setbacks: dict[str, int] = field(default_factory=dict)  # replies missing, late, refused; rounds void
+
+    def plain(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def summary(folder: RunFolder, experiment: Experiment) -> Result:
+    """The result of a complete run, read back from its tables."""
+    metrics = folder.metrics()
+    rows = metrics.to_pylist()
+    curve = {name: evaluations(metrics, name, experiment) for name in ("accuracy", "loss", "backdoor")}
+    accuracies = [value for _, value in curve["accuracy"]]
+    last = accuracies[-experiment.evaluate.last :]
+    personal: dict[str, dict[str, float]] = {}
+    end = max((row["round"] for row in rows), default=0)
+    for row in rows:
+        if row["client"] is None and row["split"] == "client test" and row["round"] == end:
+            name = row["model"].removeprefix("personal ")
+            personal.setdefault(name, {})[row["metric"].removeprefix("accuracy_")] = row["value"]
+    kinds = Counter(row["metric"] for row in rows if row["metric"] in ("missing", "late", "refused", "void"))
+    simulated = {row["round"]: row["value"] for row in rows if row["metric"] == "simulated seconds"}
+    manifest, _ = folder.load()
+    assert manifest is not None  # a complete run ends with a checkpoint
+    return Result(
+        run=str(folder.path),
+        accuracy=accuracies[-1] if accuracies else None,
+        loss=curve["loss"][-1][1] if accuracies else None,
+        personal=personal,
+        rounds=end,
+        bytes_up=manifest.ledger.up,
+        bytes_down=manifest.ledger.down,
+        seconds=round(manifest.seconds, 3),
+        engine=experiment.engine,
+        accuracy_last=sum(last) / len(last) if last else None,
+        accuracy_best=max(accuracies, default=None),
+        backdoor=curve["backdoor"][-1][1] if curve["backdoor"] else None,
+        simulated_seconds=sum(simulated.values()) if simulated else None,
+        targets={
+            f"{target:g}": _reached(folder, curve["accuracy"], target, simulated)
+            for target in experiment.evaluate.targets
+        },
+        setbacks=dict(kinds),
+    )
+
+
+def evaluations(metrics: pa.Table, metric: str, experiment: Experiment) -> list[tuple[int, float]]:
+    """(round, value) of the global model, since training last began afresh: a warm-up's model is thrown away.
+
+    Each model counts once: an errand, such as fine-tuning at the end, moves none.
+    """
+    timetable = experiment.timetable()
+    since = timetable[-1].since
+    table = metrics.filter((pc.field("model") == "global") & (pc.field("metric") == metric))
+    found: dict[int, tuple[int, float]] = {}
+    for round, value in columns(table, "round", "value"):
+        if (last := round) > since:
+            while last > since and not timetable[last - 1].stage.algorithm.updates_model:
+                last -= 1
+            found.setdefault(last, (round, value))
+    return [*found.values()]
+
+
+def _reached(
+    folder: RunFolder, curve: list[tuple[int, float]], target: float, simulated: dict[int, float]
+) -> dict[str, float] | None:
+    """The first round whose accuracy is at least the target, bytes and simulated seconds until then; None: never."""
+    first = next((round for round, accuracy in curve if accuracy >= target), None)
+    if first is None:
+        return None
+    found: dict[str, float] = {"round": first, "bytes": bytes_until(folder, [first])[0]}
+    seconds = {"simulated_seconds": sum(value for round, value in simulated.items() if round <= first)}
+    return found | seconds if simulated else found
