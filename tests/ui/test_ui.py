@@ -21,6 +21,7 @@ from fedlens import config
 from fedlens.cli import main as cli
 from fedlens.core.errors import BadInput, RunFailed
 from fedlens.report.page import gather
+from fedlens.runs import tables
 from fedlens.runs.diff import differences
 from fedlens.runs.folder import RunFolder
 from fedlens.simulate import run as simulate
@@ -501,11 +502,12 @@ def reads(monkeypatch) -> list[str]:
     """Names of the parts that the page opened."""
     opened: list[str] = []
 
-    def counted(part):
-        opened.append(Path(part).name)
-        return pq.ParquetFile(part)
+    def counted(part, schema):
+        opened.append(part.name)
+        return tables.read_part(part, schema)
 
-    monkeypatch.setattr(follow, "pq", SimpleNamespace(ParquetFile=counted))  # a run's own reads do not count
+    own = SimpleNamespace(**{**vars(tables), "read_part": counted})  # a run's own reads do not count
+    monkeypatch.setattr(follow, "tables", own)
     return opened
 
 
