@@ -18,12 +18,12 @@ from fedlens.core.algorithm import Server, Stage
 from fedlens.core.batches import Dataset, Federation
 from fedlens.core.check import Check
 from fedlens.core.cohort import Everyone
+from fedlens.core.dry_run import Rehearsal
 from fedlens.core.engine import Job
 from fedlens.core.network import Network
 from fedlens.core.rng import seeded
 from fedlens.core.run import initial_state, timetable
 from fedlens.core.tree import Tree
-from fedlens.engines.rehearsal import Rehearsal
 from fedlens.engines.sequential import Sequential
 from fedlens.models import MODELS
 from fedlens.runs.diff import differences
@@ -79,7 +79,7 @@ def cost() -> str:
     job = Job(stage, stage.algorithm.broadcast(server), Tree(), 0, 0, 0, 0)
     upload = engine.run(job, [0])[0].upload
     upload = upload.replace(weight=torch.ones_like(upload.weight))
-    check = Check(Rehearsal(net, data), 1024)
+    check = Check(Rehearsal(Sequential, net, data), 1024)
     rehearsal = timed(lambda: check.expects(job), 3)
     check.check_structure(server, job, upload)
     form = timed(lambda: check.check_structure(server, job, upload), 20)

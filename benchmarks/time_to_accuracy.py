@@ -11,12 +11,13 @@ import argparse
 from pathlib import Path
 
 from fedlens import config
-from fedlens.devices.clock import Seconds, Timing, time_to, timing
+from fedlens.devices.clock import Seconds, time_to
 from fedlens.devices.profiles import DEVICES, Devices
 from fedlens.plots.style import COLOURS, pyplot, save
 from fedlens.runs.folder import RunFolder
 from fedlens.runs.read import bytes_until
 from fedlens.simulate import run as simulate
+from fedlens.simulate.timing import Timing, timing
 
 METHODS = ("fedavg", "scaffold", "spatl")
 TARGETS = (0.8, 0.85, 0.9)

@@ -28,8 +28,9 @@ import yaml
 
 from fedlens import config
 from fedlens.algorithms import ALGORITHMS
+from fedlens.core.dry_run import PUBLIC
 from fedlens.recommend.rank import known
-from fedlens.simulate.describe import PUBLIC, describe, presets, usual_model
+from fedlens.simulate.describe import describe, presets, usual_model
 
 DOCS = Path(__file__).parent
 MADE = "<!-- made by `python docs/cards.py` from the code, methods.yaml and measured.json: change those -->"

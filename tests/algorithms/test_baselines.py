@@ -49,7 +49,6 @@ from fedlens.core.optimizer import Adam
 from fedlens.core.rng import fold, generator, key, normal, numpy_generator, seeded, uniform
 from fedlens.core.run import run, timetable
 from fedlens.core.tree import Tree
-from fedlens.devices.clock import count_work
 from fedlens.engines.sequential import Sequential
 from fedlens.experiment import resized
 from fedlens.models.generators import ImageGenerator, LatentGenerator, Vae, diversity, first_weights
@@ -59,6 +58,7 @@ from fedlens.privacy.report import Disclosure
 from fedlens.runs.diff import differences
 from fedlens.simulate import run as simulate
 from fedlens.simulate.describe import describe
+from fedlens.simulate.timing import work_of
 from recipes import public_data
 from small import PLAN, SIZES, Net, federation, network, same
 
@@ -915,7 +915,7 @@ def test_messages_and_work_are_those_of_some_public_images(folder):
     leaves = {(leaf.where, leaf.name): leaf for leaf in describe(experiment, 3, 1, 8) if leaf.stage == "Score"}
     assert leaves["shared", "negatives"].shape == (1, 8) and leaves["shared", "others"].shape == (9, 8)
     assert leaves["up", "scores"].bytes == 9 * 4
-    assert list(count_work(experiment, experiment.data.load())) == [
+    assert list(work_of(experiment, experiment.data.load())) == [
         stage for stage, at, _ in experiment.timetable() if at == 0
     ]
 

@@ -14,13 +14,13 @@ from fedlens.algorithms import FedAvg, FedFTG, Scaffold
 from fedlens.core.algorithm import Server
 from fedlens.core.check import Check
 from fedlens.core.cohort import Everyone
+from fedlens.core.dry_run import Rehearsal
 from fedlens.core.errors import RunFailed
 from fedlens.core.evaluate import Evaluate
 from fedlens.core.policy import EVERY_REPLY
 from fedlens.core.replies import ask
 from fedlens.core.run import initial_state, run, timetable
 from fedlens.core.tree import Tree
-from fedlens.engines.rehearsal import Rehearsal
 from fedlens.engines.sequential import Sequential
 from fedlens.flower.messages import Leaf, Letter, from_bytes, leaves_of, to_bytes, tree_of
 from fedlens.robust.faults import _longer
@@ -39,7 +39,7 @@ EVERYONE = replace(PLAN, cohort=Everyone(), epochs=0, steps=1)
 
 
 def check(net, data, largest: float = 100.0) -> Check:
-    return Check(Rehearsal(net, data.data), largest)
+    return Check(Rehearsal(Sequential, net, data.data), largest)
 
 
 class Scripted(Sequential):

@@ -10,6 +10,7 @@ from fedlens import config
 from fedlens.algorithms import FedAU, FedAvg, Scaffold
 from fedlens.core.check import Check
 from fedlens.core.cohort import Everyone
+from fedlens.core.dry_run import Rehearsal
 from fedlens.core.errors import BadInput
 from fedlens.core.memories import Memories
 from fedlens.core.policy import RoundPolicy
@@ -17,7 +18,6 @@ from fedlens.core.replies import capped
 from fedlens.core.rng import key
 from fedlens.core.run import run
 from fedlens.core.tree import Tree
-from fedlens.engines.rehearsal import Rehearsal
 from fedlens.engines.sequential import Sequential
 from fedlens.experiment import Experiment
 from recipes import RECIPES
@@ -285,7 +285,7 @@ def test_a_check_asks_for_one_rehearsal_a_stage():
 
     def counted(job):
         made.append(job)
-        return Rehearsal(net, data.data)(job)
+        return Rehearsal(Sequential, net, data.data)(job)
 
     run(RECIPES["fedsls"], net, Sequential(net, data), PLAN, check=Check(counted, 10))
     assert len(made) == 2  # weighing, training

@@ -370,7 +370,7 @@ def test_describe_does_not_wait_for_training_at_the_server(monkeypatch):
     assert not lessons and not any(leaf.name.startswith("generator") for leaf in none)
     found = describe(replace(experiment, algorithm=FineTuned(algorithm)), 10, 1, 8)
     assert [len(labels) for labels in lessons] == [2]
-    monkeypatch.setattr("fedlens.simulate.describe.brief", lambda algorithm: algorithm)
+    monkeypatch.setattr(FedFTG, "brief", lambda algorithm: algorithm)
     assert describe(replace(experiment, algorithm=FineTuned(algorithm)), 10, 1, 8) == found
     assert [len(labels) for labels in lessons] == [2, 4, 4, 4]
     assert any(leaf.where == "state" and leaf.name.startswith("generator") for leaf in found)

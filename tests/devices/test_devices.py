@@ -11,10 +11,11 @@ from fedlens.core.batches import plan
 from fedlens.core.errors import BadInput
 from fedlens.core.ledger import Entry
 from fedlens.data import Images
-from fedlens.devices.clock import Clock, count_work, passes, time_to, timing
+from fedlens.devices.clock import passes, time_to
 from fedlens.devices.profiles import DEVICES, Phone
 from fedlens.runs.folder import RunFolder
 from fedlens.simulate import run as simulate
+from fedlens.simulate.timing import clock_of, timing, work_of
 
 SETTINGS = ["model=mlp", "clients=6", "cohort=3", "rounds=4", "picture=false", "engine=sequential"]
 
@@ -34,7 +35,7 @@ def mlp_flops(experiment, side=6, classes=3):
 
 def work(*words, side=6):
     experiment = config.read(None, ["model=mlp", *words])
-    return experiment, list(count_work(experiment, images(side)).values())
+    return experiment, list(work_of(experiment, images(side)).values())
 
 
 @pytest.mark.parametrize("words", [[], ["local.epochs=3"], ["local.steps=5"]], ids=str)
@@ -86,7 +87,7 @@ def test_passes_are_those_of_the_plan(how, examples):
 def test_a_round_lasts_as_long_as_its_slowest_client():
     experiment = config.read(None, [*SETTINGS, "devices=phone", "seed=3", "local.epochs=2"])
     sizes = [10, 200, 30, 40, 50, 60]
-    clock = Clock(experiment, images(), sizes, experiment.devices)
+    clock = clock_of(experiment, images(), sizes, experiment.devices)
     entries = [
         Entry(2, 1, "download", 1_000_000, 50),
         Entry(2, 1, "shared", 2_000_000, 0),

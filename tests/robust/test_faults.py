@@ -17,13 +17,13 @@ from fedlens import config
 from fedlens.algorithms import FedAvg, Scaffold
 from fedlens.core.check import Check
 from fedlens.core.cohort import Everyone
+from fedlens.core.dry_run import Rehearsal
 from fedlens.core.engine import Job, Reply
 from fedlens.core.errors import BadInput
 from fedlens.core.policy import RoundPolicy
 from fedlens.core.run import run
 from fedlens.core.tree import Tree
 from fedlens.engines.lanes import Lanes
-from fedlens.engines.rehearsal import Rehearsal
 from fedlens.engines.sequential import Sequential
 from fedlens.engines.workers import Workers
 from fedlens.robust.faults import Faults, Faulty, corrupted
@@ -39,7 +39,7 @@ LONG = replace(PLAN, rounds=8)
 
 def played(engine, faults=ALL, recipe=Scaffold(), plan=LONG):  # noqa: B008  all are constants
     net, data, seen = network(), federation(), []
-    check = Check(Rehearsal(net, data.data), 100)
+    check = Check(Rehearsal(Sequential, net, data.data), 100)
     server = run(
         recipe,
         net,
@@ -126,7 +126,7 @@ def test_each_kind_of_damage():
 
     server = run(FedAvg(), net, engine := Watch(net, data), replace(PLAN, rounds=1))
     upload = engine.run(jobs[0], [0])[0].upload
-    check, why = Check(Rehearsal(net, data.data), 1), Counter()
+    check, why = Check(Rehearsal(Sequential, net, data.data), 1), Counter()
     for seed in range(300):
         damaged = corrupted(upload, torch.Generator().manual_seed(seed))
         said = check.check_structure(server, jobs[0], damaged) or check.check_values(jobs[0], [damaged])[0][0]

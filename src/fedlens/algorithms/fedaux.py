@@ -87,7 +87,7 @@ class Score(Errand):
     def setup(self, server):
         data, by = public(server, "fedaux"), self.by
         cut = round(by.negatives * len(data))
-        if len(data) and not 0 < cut < len(data):  # rehearsals have none at all
+        if len(data) and not 0 < cut < len(data):  # a check before the run has none at all
             raise BadInput(
                 f"algorithm.negatives={by.negatives:g} makes {cut} of {len(data)} public images negatives: some must "
                 "be, and some be left to distil on"
@@ -118,6 +118,10 @@ class Score(Errand):
             {name: entry for name, entry in server.state.items() if name != "shared"}
         )  # they have done their work
         return kept.replace(scores=found["scores"], tickets=found["ticket"])
+
+    def brief(self):
+        negatives = min(max(self.by.negatives, 0.1), 0.9)  # of few images, too, there are both kinds
+        return replace(super().brief(), by=replace(self.by, pretrain_steps=0, negatives=negatives))
 
     def statement(self) -> Statement:
         by = self.by

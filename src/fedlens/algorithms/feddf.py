@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -51,6 +51,9 @@ class FedDF(Algorithm):
     def aggregate(self, server, uploads):
         state = super().aggregate(server, uploads)
         return self.taught(server, state, uploads) if self.steps else state
+
+    def brief(self):
+        return replace(self, steps=min(self.steps, 1))
 
     def taught(self, server: Server, state: Tree, uploads: Sequence[Tree]) -> Tree:
         """The state with its model after distillation."""

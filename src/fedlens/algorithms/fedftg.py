@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -65,6 +65,9 @@ class FedFTG(Algorithm):
     def aggregate(self, server, uploads):
         state = super().aggregate(server, uploads).replace(turns=server.state.turns + 1)
         return self.tuned(server, state, uploads) if self.iterations else state
+
+    def brief(self):
+        return replace(self, iterations=min(self.iterations, 1), student_steps=1, batch=2)
 
     def tuned(self, server: Server, state: Tree, uploads: Sequence[Tree]) -> Tree:
         """The state with its model and its generator after this round's iterations."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,6 +43,7 @@ class PSE(FedPer):
     each layer's own, and a channel is excited only where the difference is more than zero.
     """
 
+    usual_model: ClassVar = "pse_net"
     private: Part = "classifier"  # none: averaged like the extractor
     xi: NonNegative = 0.01  # how far an excited filter, with its bias, moves to the global one
     excite: Literal["direct", "penalty", "none"] = "direct"  # after the step (eq. 4), or xi/2 |.|^2 in the loss (eq. 8)

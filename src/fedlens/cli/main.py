@@ -329,10 +329,11 @@ def time_on_devices(
     """How long runs would have taken on such devices, and until which accuracy; what their slowest clients did."""
     from .. import config
     from ..core.errors import BadInput
-    from ..devices import clock
+    from ..devices.clock import Seconds, time_to
     from ..runs.folder import RunFolder
     from ..runs.opened import named
     from ..runs.read import curve
+    from ..simulate.timing import timing
 
     words = [word for word in runs if _is_setting(word)]
     if others := [word for word in words if not word.startswith("devices.")]:
@@ -346,10 +347,10 @@ def time_on_devices(
         raise BadInput(f"--targets is {targets!r}, but it should be accuracies such as 0.8,0.9") from None
     rows = []
     for name, path in named([word for word in runs if not _is_setting(word)]).items():
-        found = clock.timing(path, profile)
+        found = timing(path, profile)
         evaluations = [*zip(*curve(RunFolder.open(path)), strict=True)]
-        reached = {f"seconds to {target:g}": clock.time_to(evaluations, target, found.rounds) for target in wanted}
-        parts = {part: sum(getattr(each, part) for each in found.slowest.values()) for part in clock.Seconds._fields}
+        reached = {f"seconds to {target:g}": time_to(evaluations, target, found.rounds) for target in wanted}
+        parts = {part: sum(getattr(each, part) for each in found.slowest.values()) for part in Seconds._fields}
         rows.append(
             {"run": name, "rounds": len(found.rounds), "seconds": sum(found.rounds.values()), **parts, **reached}
         )

@@ -118,6 +118,7 @@ class Algorithm:
     capturable: ClassVar[bool] = True  # False: its step cannot be recorded and runs eagerly
     # Clients' models that are evaluated: before and after local training.
     evaluated_as: ClassVar[tuple[str, ...]] = ("personal before", "personal after")
+    usual_model: ClassVar[str] = "cnn"  # what it is described with where no model is named
     updates_model: ClassVar[bool] = True  # False: its rounds leave the global model as it is
     may_be_nan: ClassVar[tuple[str, ...]] = ()  # entries of an upload that may be NaN; aggregate copes with it
 
@@ -213,6 +214,11 @@ class Algorithm:
     def private_part(self, net: Network, weights: Tree) -> Tree:
         """The part of the weights that stays."""
         return Tree(params=weights.params, buffers=weights.buffers).select(lambda name: self.is_private(net, name))
+
+    def brief(self) -> Any:
+        """The same with hardly any training at the server, for dry runs: messages and clients' work stay the same."""
+        base = getattr(self, "base", None)
+        return replace(self, **{"base": base.brief()}) if isinstance(base, Algorithm) else self
 
     def notes(self, replies: Sequence[Any]) -> list[str]:
         """What a person should know about this round's replies; usually nothing."""

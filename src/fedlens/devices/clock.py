@@ -6,31 +6,21 @@ other. The server's work counts as nothing, and a client that never replied is n
 
 from __future__ import annotations
 
-import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from .. import config
-from ..core.algorithm import Server, Stage
+from ..core.algorithm import Stage
 from ..core.batches import Dataset, Federation
-from ..core.cohort import Everyone
-from ..core.engine import Job
-from ..core.errors import BadInput
+from ..core.dry_run import blank_clients, dry_run
+from ..core.engine import Engine, Job
 from ..core.ledger import Entry
 from ..core.network import Network
-from ..core.run import Turn, initial_state, job_of
-from ..core.tree import Tree
-from ..data import Images
-from ..engines.sequential import Sequential
-from ..experiment import Experiment
-from ..runs.folder import RunFolder
-from ..simulate.describe import blank_public, brief
+from ..core.run import Turn
 from .profiles import Devices
 
 # Blank images that work is counted on: few to train on; beside training as many as show what grows with them (SPATL
@@ -63,11 +53,12 @@ class Seconds(NamedTuple):
 class Clock:
     """Seconds of every client in every round, from what it sent and received."""
 
-    def __init__(self, experiment: Experiment, images: Images, sizes: Sequence[int], devices: Devices):
+    def __init__(
+        self, turns: Sequence[Turn], work: Mapping[Stage, Work], sizes: Sequence[int], devices: Devices, seed: int
+    ):
         """`sizes`: how many training examples each client owns."""
-        self.devices, self.seed, self.sizes = devices, experiment.seed, sizes
-        self.stages = [turn.stage for turn in experiment.timetable()]
-        self.work = count_work(experiment, images)
+        self.stages, self.work = [turn.stage for turn in turns], work
+        self.sizes, self.devices, self.seed = sizes, devices, seed
 
     def clients(self, round: int, entries: Iterable[Entry]) -> dict[int, Seconds]:
         """Of those that replied in this round, counted from 1; entries of measurements do not count."""
@@ -100,81 +91,41 @@ def passes(stage: Stage, examples: int) -> int:
     return epochs * examples + rest * stage.size  # the last batch of an epoch, which may be short, is not among these
 
 
-def count_work(experiment: Experiment, images: Images) -> dict[Stage, Work]:
-    """Of every stage, counted while its own hooks run on blank images; work is linear in their number.
+def count_work(
+    turns: Sequence[Turn],
+    net: Network,
+    shape: Sequence[int],
+    classes: int,
+    engine: Callable[[Network, Federation], Any],
+) -> dict[Stage, Work]:
+    """Of every stage, counted in a dry run on blank images of this shape; work is linear in their number.
 
     It is the work of a client's second round in a stage, where there is one: SPATL's first search is longer than all
     later ones. What FedAux does with public images is that of a few.
     """
-    net = replace(experiment, precision="fp32", compile=False).network(images)
-    shape, classes = images.x.shape[1:], len(images.classes)
-    engines = [_blank(net, shape, classes, count) for count in (_SOME, 2 * _SOME, _FEW, _FEW)]
-    server, found = Server(net, Tree(), 2, auxiliary=blank_public(shape)), {}
-    for round, (whole, at, since) in enumerate(experiment.timetable()):
-        if at:
-            continue
-        stage = replace(whole, algorithm=brief(whole.algorithm))
-        server = replace(server, state=initial_state(stage, server), round=round)
-        trains = _FEW - stage.algorithm.holdout_size(_FEW)
-        still = replace(stage, epochs=0, steps=None, size=trains, cohort=Everyone())
-        moving = replace(still, epochs=stage.epochs, steps=None if stage.steps is None else 1)
-        job = job_of(server, Turn(still, at, since), 0)
-        jobs = [job, job, job, replace(job, stage=moving)]
-        uploads = [reply.upload for reply in engines[0].run(jobs[0], [0, 1])]
-        if stage.rounds > 1:
-            for engine, job in zip(engines[1:], jobs[1:], strict=True):
-                engine.run(job, [0])
-        some, more, few, trained = (_flops(engine, job) for engine, job in zip(engines, jobs, strict=True))
-        owned = (more - some) / _SOME
-        each = (trained - few) / passes(moving, trains) if passes(moving, trains) else 0.0
-        found[whole] = Work(some - _SOME * owned, owned, each)
-        for transform in reversed(stage.uplink):
-            uploads = [transform.decode(server, upload) for upload in uploads]
-        server = replace(server, state=stage.algorithm.aggregate(server, uploads))
+    like = Dataset(torch.zeros(1, *shape), torch.zeros(1, dtype=torch.long))
+    engines = [engine(net, blank_clients(like, count, classes)) for count in (_SOME, 2 * _SOME, _FEW, _FEW)]
+    found = {}
+    for (whole, *_), _, job, _ in dry_run(turns, net, shape, engines[0]):
+        trains = _FEW - whole.algorithm.holdout_size(_FEW)
+        still = replace(job, stage=replace(job.stage, size=trains))
+        training = replace(still.stage, epochs=whole.epochs, steps=None if whole.steps is None else 1)
+        jobs = [still, still, still, replace(still, stage=training)]
+        if whole.rounds > 1:
+            for each, its in zip(engines[1:], jobs[1:], strict=True):
+                each.run(its, [0])
+        some, more, few, trained = (_flops(each, its) for each, its in zip(engines, jobs, strict=True))
+        owned, seen = (more - some) / _SOME, passes(training, trains)
+        found[whole] = Work(some - _SOME * owned, owned, (trained - few) / seen if seen else 0.0)
     return found
 
 
-def _blank(net: Network, shape: Sequence[int], classes: int, count: int) -> Sequential:
-    """Two clients with so many blank images each, of all classes."""
-    data = Dataset(torch.zeros(2 * count, *shape), torch.arange(2 * count) % classes)
-    own = {0: torch.arange(count), 1: torch.arange(count, 2 * count)}
-    return Sequential(net, Federation(data, own, own, torch.arange(count)))
-
-
-def _flops(engine: Sequential, job: Job) -> int:
+def _flops(engine: Engine, job: Job) -> int:
     from torch.utils.flop_counter import FlopCounterMode
 
     with FlopCounterMode(display=False) as counter:
         engine.run(job, [0])
     return counter.get_total_flops()
-
-
-# ---- after the fact ----
-class Timing(NamedTuple):
-    """A run on devices: seconds of each round, and the parts of its slowest client's."""
-
-    rounds: dict[int, float]
-    slowest: dict[int, Seconds]
-
-    def until(self, round: int) -> float:
-        return sum(seconds for done, seconds in self.rounds.items() if done <= round)
-
-
-def timing(path: str | Path, devices: Devices) -> Timing:
-    """How long a run would have taken on these devices, from its tables."""
-    folder = RunFolder.open(path)
-    experiment = config.read(folder.config)
-    try:
-        sizes = [sum(row) for row in json.loads((folder.path / "label_counts.json").read_text())]
-    except FileNotFoundError:
-        raise BadInput(f"{folder.path} is incomplete: label_counts.json is missing") from None
-    clock = Clock(experiment, experiment.data.load(), sizes, devices)
-    entries: dict[int, list[Entry]] = defaultdict(list)
-    for row in folder.bytes().to_pylist():
-        entries[row["round"]].append(Entry(**row))
-    found = {round: clock.clients(round, booked) for round, booked in sorted(entries.items())}
-    slowest = {round: max(clients.values(), key=sum) for round, clients in found.items() if clients}
-    return Timing({round: sum(seconds) for round, seconds in slowest.items()}, slowest)
 
 
 def time_to(curve: Iterable[tuple[int, float]], target: float, seconds: Mapping[int, float]) -> float | None:

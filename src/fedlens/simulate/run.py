@@ -18,6 +18,7 @@ from ..core.algorithm import Server
 from ..core.batches import Federation
 from ..core.check import Check
 from ..core.cohort import Everyone
+from ..core.dry_run import Rehearsal
 from ..core.engine import Engine, Job, Reply
 from ..core.errors import BadInput, RunFailed
 from ..core.evaluate import Evaluate, total
@@ -34,7 +35,6 @@ from ..data import Images
 from ..devices.clock import Clock
 from ..engines.lanes import Lanes
 from ..engines.process import keep_freed_memory, matmuls, threads
-from ..engines.rehearsal import Rehearsal
 from ..engines.sequential import Sequential
 from ..engines.timing import Timed, moment, seconds_between
 from ..engines.worker import Storage
@@ -52,6 +52,7 @@ from ..runs.trackers import check as check_trackers
 from ..runs.trackers import tracked
 from ..runs.transcript import Recording
 from . import checks as scope
+from .timing import clock_of
 
 STOP = "stop"  # a file of this name in its folder asks a run to end after the round it is in
 
@@ -218,7 +219,7 @@ def _carry_on(
             recorder.timed = timed
             if experiment.devices is not None:
                 sizes = [len(federation.train[i]) for i in range(len(federation.train))]
-                recorder.clock = Clock(experiment, images, sizes, experiment.devices)
+                recorder.clock = clock_of(experiment, images, sizes, experiment.devices)
             if isinstance(attack, Backdoor):
                 recorder.backdoor = attack.success(net, federation)
             recorder.disclosure.refuse(start.round)
@@ -259,7 +260,7 @@ def _last_words(folder: RunFolder) -> Iterator[None]:
 
 
 def reply_check(experiment: Experiment, net: Network, federation: Federation) -> Check:
-    return Check(Rehearsal(net, federation.data), experiment.policy.max_reply_mib)
+    return Check(Rehearsal(Sequential, net, federation.data), experiment.policy.max_reply_mib)
 
 
 def public_images(experiment: Experiment) -> Images | None:
