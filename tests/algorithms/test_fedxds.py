@@ -37,7 +37,6 @@ from fedlens.experiment import LocalTraining
 from fedlens.models.cnn import Mlp
 from fedlens.papers.fedxds import tables as fedxds_tables
 from fedlens.privacy import gaussian_delta
-from fedlens.report.release import released_images, sensitivity
 from fedlens.runs.diff import differences
 from fedlens.runs.folder import Checkpoint, RunFolder
 from fedlens.simulate import run as simulate
@@ -731,15 +730,6 @@ def test_presets_are_what_the_tables_say():
         config.read(None, ["algorithm=fedxds", *fedxds_tables.SHARED["lrp masks, bounded (holds)"]]).algorithm
         == BOUNDED
     )
-
-
-def test_pictures(tmp_path):
-    net, (x, y) = colours(), images(2)
-    weights = net.initial_weights()
-    looks = dict(mean=(0.5,) * 3, std=(0.25,) * 3, epsilons=(1.0, 20.0), sparsities=(70,))
-    drawn = released_images(net, weights, x, y, tmp_path / "released", **looks)
-    jumps = sensitivity(net, weights, x[:1], x[1:], y[:1], tmp_path / "sensitivity")
-    assert drawn.stat().st_size > 5_000 and jumps.stat().st_size > 5_000
 
 
 def test_the_shared_payload_is_stored_once(tmp_path):

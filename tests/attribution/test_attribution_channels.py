@@ -181,7 +181,7 @@ class _Rest(nn.Module):
         self.m = module
 
     def forward(self, maps: Tensor) -> Tensor:
-        return self.m.classify(self.m.attend(*self.m.project(maps), maps))
+        return self.m.head(self.m.embed(self.m.attend(*self.m.project(maps), maps)))
 
 
 @pytest.mark.parametrize("score", ["logit", "prob"])

@@ -537,7 +537,7 @@ def test_cross_attention_with_ones_own_maps_is_the_network(config, side):
         maps = module.maps(x)
         assert maps.shape == (3, 128, side, side)
         (q, k, v), (q_, k_, v_) = module.project(maps), module.project(maps.clone())
-        logits = module.classify(module.attend(q, k_, v_, maps))
+        logits = module.head(module.embed(module.attend(q, k_, v_, maps)))
         torch.testing.assert_close(logits, module(x))
         torch.testing.assert_close(module.attend(q_, k, v, maps), module.attend(q, k, v, maps))
 

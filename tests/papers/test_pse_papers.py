@@ -299,7 +299,7 @@ def test_the_command(runs, tmp_path, capsys):
 
 def test_maps_are_of_the_models_that_were_judged(runs, tmp_path, monkeypatch):
     seen = {}
-    monkeypatch.setattr("fedlens.explain.runs.looks", lambda pictures, columns, titles, path: seen.update(columns))
+    monkeypatch.setattr("fedlens.explain.runs.draw_maps", lambda pictures, columns, titles, path: seen.update(columns))
     explain_runs([runs["pse"], runs["fedavg+ft"]], tmp_path / "x", client=2, which=range(20))
     assert list(seen) == ["global\n(fedavg+ft)", "pse", "fedavg+ft"]  # PSE has no whole global model
     for name in ("pse", "fedavg+ft"):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
@@ -27,6 +27,8 @@ class FedMTL(Algorithm):
 
     omega: Literal["laplacian", "code"] = "laplacian"  # laplacian: (I - 11'/m)^2, so that tr is sum |w_i - mean|^2
     strength: NonNegative | None = None  # None: 10^-(floor(log10 parameters) + 2), as public code
+
+    sends_update: ClassVar = False  # but how a client's own model moved
 
     def __post_init__(self):
         if self.server_lr != 1:

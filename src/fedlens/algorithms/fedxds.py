@@ -91,6 +91,11 @@ class FedXDS:
         "bounded": {"accounting": "bounded"},
     }
 
+    @classmethod
+    def quick(cls, own_model: bool) -> dict[str, Any]:
+        """A first look within minutes: a short warm-up."""
+        return {"warmup_rounds": 5, "warmup_epochs": 1}
+
     def __post_init__(self):
         if self.accounting != "paper" and self.clip_norm is None:
             raise BadInput(f"accounting={self.accounting} needs clip_norm: without it images can be any distance apart")

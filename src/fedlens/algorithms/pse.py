@@ -60,6 +60,10 @@ class PSE(FedPer):
         if self.excite == "direct" and self.xi > 1:
             raise BadInput(f"algorithm.xi is {self.xi:g}, and a filter cannot move further than to the global one, 1")
 
+    @classmethod
+    def quick(cls, own_model):
+        return {} if own_model else {"attention": "self"}  # what it is on a network without attention
+
     def setup(self, server):
         self.crosses(server.net)  # refused before anyone is asked
         return super().setup(server)

@@ -19,8 +19,21 @@ from ..core.rng import generator, key
 from ..core.tree import Tree, grad, mean
 from ..selection.agent import Learns, first_agent, pretrained_agent, situation
 from ..selection.graph import Layer, layer_graph
-from ..selection.pruning import Choice, Constraint, Costs, Kept, every, masked, packed, ranked, row_indices, unpacked
+from ..selection.pruning import (
+    Choice,
+    Constraint,
+    Costs,
+    Kept,
+    every,
+    masked,
+    packed,
+    ranked,
+    row_indices,
+    scattered,
+    unpacked,
+)
 from ..selection.search import search
+from ..selection.sub_models import BATCH, RULES, device_name, sub_models_by
 
 Ratio = Annotated[float, Gt(0), Le(1)]
 Selector = Literal["rl", "uniform", "l2_global", "random", "all"]
@@ -106,6 +119,16 @@ class SPATL(Algorithm):
         """So few that 30 looks at them cost half an epoch of training; a client's only image is trained on."""
         return max(0, min(self.validation, -(-examples // 20), examples - 1)) if self.selector == "rl" else 0
 
+    def report(self, opened, repeats=0, progress=iter):
+        """Sub-models of the last selection. Latency only where it is asked for: it differs each time."""
+        if self.selector == "all":
+            return {}
+        rows = sub_models_by(opened(), RULES[:1], BATCH, repeats, progress=progress)["selected"]
+        shown = ("client", "flops", "parameters", "sent", "bytes", "accuracy", "dense", *["latency"] * bool(repeats))
+        passes = f"{BATCH} images at once, the fastest of {repeats} passes, on {device_name()}"
+        said = f"Latency was measured while this page was written: {passes}." if repeats else ""
+        return {"sub_models": [{key: getattr(row, key) for key in shown} for row in rows], "timed": said}
+
     def stages(self, plan):
         if self.control_scale:
             plan.optimizer.effective_steps(1)  # refused here, before anything is trained
@@ -161,11 +184,15 @@ class SPATL(Algorithm):
             sent = sent.replace(control=_short(server.state.control, rows))
         return super().validate_upload(server, upload, sent)
 
+    def sent_rows(self, net, upload):
+        layers = self.layers(net)
+        return row_indices(unpacked(upload.kept, layers), layers, upload.kept.device) if layers else {}
+
     def aggregate(self, server, uploads):
         """A filter that a client did not send moved by nothing there."""
         layers, whole = self.layers(server.net), server.state.model
-        rows = [row_indices(unpacked(u.kept, layers), layers, u.kept.device) if layers else {} for u in uploads]
-        wide = [u.replace(delta=spread(u.delta, whole, index)) for u, index in zip(uploads, rows, strict=True)]
+        rows = [self.sent_rows(server.net, u) for u in uploads]
+        wide = [u.replace(delta=scattered(u.delta, whole, index)) for u, index in zip(uploads, rows, strict=True)]
         delta = mean([u.delta for u in wide], [u.weight for u in wide])
         if self.normalise == "per_index" and layers:
             delta = by_senders(delta, rows, [float(u.weight) for u in wide])
@@ -175,7 +202,7 @@ class SPATL(Algorithm):
         controls = [u.control for u in uploads]
         if self.control_upload == "salient":
             pairs = zip(controls, rows, strict=True)
-            controls = [spread(control, server.state.control, index) for control, index in pairs]
+            controls = [scattered(control, server.state.control, index) for control, index in pairs]
         among = server.population if self.control_norm == "population" else len(uploads)
         moved = mean(controls, [1.0] * len(uploads)) * (len(uploads) / among)
         return state.replace(control=server.state.control + moved)
@@ -231,7 +258,7 @@ class SPATL(Algorithm):
             upload = upload.replace(kept=packed(kept, layers).to(device), delta=delta)
             if moved is not None and self.control_upload == "salient":
                 sent = gathered(moved, rows)
-                own = client.memory.control + spread(sent, moved, rows)
+                own = client.memory.control + scattered(sent, moved, rows)
                 return upload.replace(control=sent), memory.replace(control=own)
         if moved is None:
             return upload, memory
@@ -402,19 +429,6 @@ def _short(tree: Tree, rows: dict[str, Tensor]) -> Tree:
     """As `gathered`, without values."""
     meta = {name: leaf.to("meta") for name, leaf in tree.items()}
     return Tree({n: t.new_empty(len(rows[n]), *t.shape[1:]) if n in rows else t for n, t in meta.items()})
-
-
-def spread(tree: Tree, like: Tree, rows: dict[str, Tensor]) -> Tree:
-    """The way back, with zeros in the rows between."""
-    if not rows:
-        return tree
-
-    def wide(name: str, leaf: Any) -> Any:
-        if isinstance(leaf, Tree):
-            return spread(leaf, like[name], rows)
-        return torch.zeros_like(like[name]).index_copy_(0, rows[name], leaf) if name in rows else leaf
-
-    return Tree({name: wide(name, leaf) for name, leaf in tree.items()})
 
 
 def by_senders(delta: Tree, rows: Sequence[dict[str, Tensor]], weights: Sequence[float]) -> Tree:

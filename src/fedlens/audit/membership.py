@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..core.errors import BadInput
 from ..core.rng import generator, key, numpy_generator
 from ..core.tree import Tree
 from ..runs.transcript import Transcript
@@ -225,8 +226,6 @@ def forest(features: Tensor, member: Tensor, asked: Tensor, trees: int, seed: in
     try:
         from sklearn.ensemble import RandomForestClassifier
     except ImportError:
-        from ..core.errors import BadInput
-
         raise BadInput("the attack on shared images needs scikit-learn: pip install 'fedlens[audit]'") from None
     state = int(numpy_generator(key(seed, "forest")).integers(2**31))
     model = RandomForestClassifier(trees, min_samples_leaf=3, random_state=state)

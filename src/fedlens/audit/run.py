@@ -24,6 +24,7 @@ from ..runs.folder import RunFolder
 from ..runs.opened import OpenedRun
 from ..runs.transcript import Transcript
 from .attack import LEGEND, Answers, Attack, Images, Inapplicable, Knowledge, Prior, Verdict
+from .figures import overview, side_by_side
 from .gradients import GradientInversion, LabelLeakage
 from .inversion import FeatureInversion
 from .measures import check_rate
@@ -130,8 +131,6 @@ def audit(
 
 
 def draw(found: Audit, place: Path) -> list[Path]:
-    from .figures import overview, side_by_side
-
     drawn = [overview(found.verdicts, place / "audit")]
     for verdict in found.verdicts:
         if verdict.gallery is not None:

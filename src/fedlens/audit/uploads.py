@@ -8,14 +8,12 @@ from typing import Literal
 import torch
 from torch import nn
 
-from ..algorithms import FedMTL
-from ..algorithms.spatl import SPATL, spread
 from ..core.algorithm import Server
 from ..core.network import Network
 from ..core.optimizer import Sgd
 from ..core.tree import Tree
 from ..runs.transcript import Crossing, Transcript
-from ..selection.pruning import row_indices, unpacked
+from ..selection.pruning import scattered
 from .attack import Inapplicable
 
 
@@ -34,10 +32,10 @@ def after_training(crossing: Crossing, client: int, net: Network) -> Tree | None
     upload, whole = decoded(crossing, crossing.replies[client], net), net.initial_weights()
     if "model" in upload:
         after = upload.model
-    elif "delta" not in upload or "kept" in upload or isinstance(crossing.stage.algorithm, FedMTL):
+    elif "delta" not in upload or "kept" in upload or not crossing.stage.algorithm.sends_update:
         return None
     else:
-        reach = float(upload.get("reach", torch.tensor(1.0)))  # FedNova sends what one step moved
+        reach = float(upload.get("reach", torch.tensor(1.0)))  # where what one step moved is sent
         after = crossing.download.model + upload.delta.replace(params=upload.delta.params * reach)
     return after if {path for path, _ in after.paths()} == {path for path, _ in whole.paths()} else None
 
@@ -53,12 +51,12 @@ class Step:
 
 
 def single_step(transcript: Transcript, round: int, client: int, net: Network) -> Step:
-    """From an upload after one step of SGD. A control variate of SCAFFOLD or SPATL is that gradient itself."""
+    """From an upload after one step of SGD. A control variate is that gradient itself."""
     crossing = transcript[round]
     stage, sent = crossing.stage, crossing.replies[client]
     if stage.steps != 1 or not isinstance(stage.optimizer, Sgd):
         raise Inapplicable("uploads are of more than one step of SGD; run with local.steps=1 local.optimizer=sgd")
-    if "delta" not in sent or isinstance(stage.algorithm, FedMTL):
+    if "delta" not in sent or not stage.algorithm.sends_update:
         raise Inapplicable("no update of a known model crosses")
     upload, model = decoded(crossing, sent, net), crossing.download.model
     weights = net.initial_weights() | model
@@ -70,8 +68,8 @@ def single_step(transcript: Transcript, round: int, client: int, net: Network) -
     if control is not None and all(control[name].shape == leaf.shape for name, leaf in params.items()):
         gradient, seen, source = control + before, ones, "control"
     else:
-        pace = spread(upload.delta.params, params, rows) / -stage.optimizer.at(crossing.at, stage.rounds).lr
-        seen = spread(Tree({n: ones[n][rows[n]] if n in rows else ones[n] for n in params}), params, rows)
+        pace = scattered(upload.delta.params, params, rows) / -stage.optimizer.at(crossing.at, stage.rounds).lr
+        seen = scattered(Tree({n: ones[n][rows[n]] if n in rows else ones[n] for n in params}), params, rows)
         if any(transform.packs for transform in stage.uplink):  # what was left out is not zero but unknown
             seen = Tree({name: (pace[name] != 0).to(ones[name]) for name in pace})
         pull = crossing.download.control - before if "control" in crossing.download else params.zeros()
@@ -82,10 +80,7 @@ def single_step(transcript: Transcript, round: int, client: int, net: Network) -
 
 def _rows(crossing: Crossing, upload: Tree, net: Network) -> dict[str, torch.Tensor]:
     """The rows of each weight that a sparse upload holds."""
-    if "kept" not in upload or not isinstance(crossing.stage.algorithm, SPATL):
-        return {}
-    layers = crossing.stage.algorithm.layers(net)
-    return row_indices(unpacked(upload.kept, layers), layers, upload.kept.device)
+    return crossing.stage.algorithm.sent_rows(net, upload) if "kept" in upload else {}
 
 
 def _own_control(transcript: Transcript, round: int, client: int, params: Tree, net: Network) -> Tree:
@@ -95,7 +90,7 @@ def _own_control(transcript: Transcript, round: int, client: int, params: Tree, 
         crossing = transcript[earlier]
         if "control" in crossing.replies.get(client, Tree()):
             upload = crossing.replies[client]
-            total = total + spread(upload.control, params, _rows(crossing, upload, net))
+            total = total + scattered(upload.control, params, _rows(crossing, upload, net))
     return total
 
 

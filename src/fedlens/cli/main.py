@@ -210,15 +210,14 @@ def explain(
             raise BadInput(f"--methods {name!r} is unknown; {nearest(name, METHODS)}")
     place = Path(out) if out else None
     if len(runs := [word for word in words or () if not _is_setting(word) and not word.startswith("-")]) > 1:
-        from ..explain.runs import explain_runs
-        from ..report.client_figures import LOOKS_LEGEND
+        from ..explain.runs import LEGEND, explain_runs
 
         who, method = _clients(runs[0], clients) or [0], chosen if methods else ["grad_cam"]
         if len(who) > 1 or len(method) > 1 or rounds or weights or len(runs) < len(words or ()):
             raise BadInput("several runs are compared by one client's models and one method: --clients 0 --methods lrp")
         at = _numbers("--which", which)
         drawn = explain_runs(runs, place, client=who[0], count=images, which=at, method=method[0])
-        _say_json({"picture": str(drawn), "more": []}) if json else print(drawn, f"  {LOOKS_LEGEND}", sep="\n")
+        _say_json({"picture": str(drawn), "more": []}) if json else print(drawn, f"  {LEGEND}", sep="\n")
         return
     run, settings = _split(words)
     if which:
@@ -413,8 +412,9 @@ def compare(
     not run again: the same command goes on. Without data=, a look at the embedded digits that takes about two minutes.
     """
     from ..compare.board import board
-    from ..compare.run import asked, compare, compare_existing, pictures, report
+    from ..compare.run import asked, compare, compare_existing, pictures
     from ..papers.grid import seeds_of
+    from ..report.page import write
 
     try:
         if runs:
@@ -425,7 +425,8 @@ def compare(
             place = Path(out) if out else what.folder
             found = compare(what, seeds_of(seeds), place, board(json), processes)
         drawn = [str(path) for path in pictures(found, place)]
-        page = report(found, place)
+        there = [run.run for run in found.runs if (run.run / "config.yaml").exists()]
+        page = write(there, place / "report.html") if there else None
     except KeyboardInterrupt:
         raise _Explained(_complain("stopped; the same command goes on where it was", 130)) from None
     if json:

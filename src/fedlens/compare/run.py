@@ -30,12 +30,8 @@ from .parallel import Task, carry_out, side_by_side
 from .table import Comparison, ranked_by
 
 # Without data=, a look at the embedded digits that two cores end in two minutes: a small network that all methods can
-# train, and preparations cut short where a method has long ones.
+# train, and preparations cut short where a method has long ones (`quick`).
 LOOK = ("model=cnn_small", "rounds=15", "evaluate.personal_every=5")
-SHORT = {
-    "fedxds": ("algorithm.warmup_rounds=5", "algorithm.warmup_epochs=1"),
-    "pse": ("algorithm.attention=self",),  # what it is on a network without attention
-}
 
 
 @dataclass(frozen=True)
@@ -111,7 +107,7 @@ def asked(words: Sequence[str]) -> Asked:
     rows: dict[str, Row] = {}
     notes = []
     for method in methods:
-        short = SHORT.get(_alone(method), ()) if is_look and not (method == "pse" and "model" in keys) else ()
+        short = _quick(method, "model" in keys) if is_look else ()
         if short:
             notes.append(
                 f"{method} ran with {' '.join(word.removeprefix('algorithm.') for word in short)}: a quick look."
@@ -146,9 +142,12 @@ def _parted(words: Sequence[str], begin: Sequence[str]) -> tuple[list[str], list
     return fixed, sweeps
 
 
-def _alone(method: str) -> str:
-    """Without its preset; a method over it has other settings."""
-    return method if "+" in method else method.partition("/")[0]
+def _quick(method: str, own_model: bool) -> tuple[str, ...]:
+    """Settings with which a method is soon done; one over another method has none."""
+    if "+" in method:
+        return ()
+    found = getattr(config.read(None, [f"algorithm={method}"]).algorithm, "quick", lambda own_model: {})(own_model)
+    return tuple(f"algorithm.{name}={value}" for name, value in found.items())
 
 
 def _short(word: str) -> str:
@@ -219,7 +218,9 @@ def _check(experiment: Experiment) -> None:
     """What a run checks before it has a folder, and what its method says before the first client's first step."""
     experiment = config.check(experiment).resolved()
     images, federation, net = simulate.checked(experiment)
-    nothing = Dataset(torch.zeros(0, *images.x.shape[1:]), torch.zeros(0, dtype=torch.long))  # FedAux would learn long
+    nothing = Dataset(
+        torch.zeros(0, *images.x.shape[1:]), torch.zeros(0, dtype=torch.long)
+    )  # or it would learn long
     turn, server = experiment.timetable()[0], Server(net, Tree(), experiment.clients, auxiliary=nothing)
     job = job_of(opened(server, turn, experiment.seed), turn, experiment.seed)
     client, _ = Sequential(net, federation).open(job, 0)
@@ -227,7 +228,7 @@ def _check(experiment: Experiment) -> None:
 
 
 def _whose(cell: Cell, why: str) -> str:
-    """Settings of a method as they are typed here: pse.attention, not algorithm.attention."""
+    """Settings of a method as they are typed here: METHOD.key, not algorithm.key."""
     return re.sub(r"\balgorithm\.(?=\w)", f"{cell.row.partition(',')[0]}.", why)
 
 
@@ -282,13 +283,3 @@ def pictures(found: Comparison, out: Path) -> list[Path]:
         if path := draw([run for run in found.runs if run.setting == setting], out / name):
             drawn.append(path)
     return drawn
-
-
-def report(found: Comparison, out: Path) -> Path | None:
-    """The page about all its runs; None where there is nothing to write about."""
-    there = [run.run for run in found.runs if (run.run / "config.yaml").exists()]
-    if not there:
-        return None
-    from ..report.page import write
-
-    return write(there, out / "report.html")

@@ -121,6 +121,7 @@ class Algorithm:
     usual_model: ClassVar[str] = "cnn"  # what it is described with where no model is named
     updates_model: ClassVar[bool] = True  # False: its rounds leave the global model as it is
     may_be_nan: ClassVar[tuple[str, ...]] = ()  # entries of an upload that may be NaN; aggregate copes with it
+    sends_update: ClassVar[bool] = True  # False: a delta is not one of the model that was broadcast
 
     # ---- server -------------------------------------------------------------------------------
     def setup(self, server: Server) -> Tree:
@@ -227,6 +228,23 @@ class Algorithm:
     def personal(self, client: Client, local: Tree | None = None) -> Tree:
         """Weights the client predicts with; `local` when it has just trained."""
         return self.start(client) if local is None else local
+
+    # ---- for people ---------------------------------------------------------------------------
+    def report(self, opened: Callable[[], Any], repeats: int = 0, progress: Callable[[Any], Any] = iter) -> dict:
+        """What a report shows of this method alone, from its run once it is opened; usually nothing.
+
+        sub_models: a row for each client; timed: how their latency was measured, by the fastest of `repeats` passes.
+        """
+        return {}
+
+    @classmethod
+    def quick(cls, own_model: bool) -> dict[str, Any]:
+        """Settings for a first look within minutes; own_model: the user names the network. Usually none."""
+        return {}
+
+    def sent_rows(self, net: Network, upload: Tree) -> dict[str, Tensor]:
+        """The rows of each weight that an upload holds; weights that are not named are there as a whole."""
+        return {}
 
     def stages(self, plan: Stage) -> Iterator[Stage]:
         """The phases of a run that was asked for as `plan`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,9 +13,15 @@ from ..attribution import attribute
 from ..attribution.figures import as_picture, overlay
 from ..core.batches import Shard
 from ..core.errors import BadInput
-from ..report.client_figures import looks
+from ..plots.style import caption, pyplot, save
 from ..runs.opened import OpenedRun, named, same_split
 from .run import some_images
+
+LEGEND = (
+    "red to yellow: where a model finds what speaks for the true class, each map scaled by its own largest values; "
+    "below the image its class, below a map what the model takes it for, in red when that is wrong"
+)
+_WRONG = "#c00000"
 
 
 def explain_runs(
@@ -64,4 +71,27 @@ def side_by_side(
         taken_for = run.predictions(weights, index)
         labels = [images.classes[label] for label in taken_for.tolist()]
         columns[name] = as_picture(overlay(pictures, maps)), labels, (taken_for == truth).tolist()
-    return looks(as_picture(pictures), columns, [images.classes[label] for label in truth.tolist()], path)
+    return draw_maps(as_picture(pictures), columns, [images.classes[label] for label in truth.tolist()], path)
+
+
+def draw_maps(
+    pictures: Any, columns: Mapping[str, tuple[Any, Sequence[str], Sequence[bool]]], titles: Sequence[str], path: Path
+) -> Path:
+    """Images in the first column, then for each model the image under its map, with what the model takes it for."""
+    high, wide = len(pictures), 1 + len(columns)
+    figure, axes = pyplot().subplots(high, wide, figsize=(1.35 * wide, 1.5 * high + 0.3), squeeze=False)
+    for row, title in enumerate(titles):
+        axes[row, 0].imshow(pictures[row], interpolation="nearest")
+        axes[row, 0].set_xlabel(title, fontsize=7, labelpad=2)
+    for (name, (shown, taken_for, right)), line in zip(columns.items(), axes.T[1:], strict=True):
+        line[0].set_title(name, fontsize=8)
+        for picture, label, is_right, axis in zip(shown, taken_for, right, line, strict=True):
+            axis.imshow(picture, interpolation="nearest")
+            axis.set_xlabel(label, fontsize=7, labelpad=2, color="black" if is_right else _WRONG)
+    for axis in axes.flat:
+        axis.set(xticks=[], yticks=[])
+        axis.grid(False)
+        axis.spines[:].set_visible(False)
+    figure.subplots_adjust(wspace=0.06, hspace=0.22)
+    caption(figure, LEGEND)
+    return save(figure, path)

@@ -89,9 +89,6 @@ class PseNetwork(nn.Module):
             raise ValueError("a network with residual=True needs the maps that attention is added to")
         return out + maps
 
-    def classify(self, attended: Tensor) -> Tensor:
-        return self.head(self.embed(attended))
-
     def embed(self, attended: Tensor) -> Tensor:
         """The vector before the last layer."""
         return self.relu(self.hidden(self.pool(attended).flatten(1)))

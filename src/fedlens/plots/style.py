@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 import zlib
 from collections.abc import Sequence
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 # Seven hues after Okabe and Ito, at least 3:1 against their background, as thin lines and small marks need it.
 COLOURS = ("#0072B2", "#D55E00", "#1F6B3A", "#985A80", "#A79331", "#1798C8", "#1C1420")
 DARK_COLOURS = ("#5B86DE", "#E06A45", "#4FDB98", "#B080A6", "#F2C022", "#A8CCFF", "#FAF4F6")  # the same, on black
-# Each seven in the order of COLOURS share a dash: the papers and their usual baselines have solid lines.
-_METHODS = (
-    ("spatl", "fedsls", "fedxds", "pse", "fedprox", "scaffold", "fedavg"),
-    ("fednova", "moon", "local", "fedrep", "feddyn", "feddisco", "fedfed"),
-    ("spatl_official", "fedsl", "fedaux", "fedper", "fedsam", "fedau", "fedavgm"),
-    (),  # those that are fine-tuned afterwards, each in the colour of its base
-    ("apfl", "fedgen", "fedftg", "ditto", "feddecorr", "feddf", "fedbn"),
-    ("l2gd", "fedmtl", "lgfedavg", "fedadam", "fedyogi", "fedlc", "fedir"),
-)
+# Each seven in the order of COLOURS share a dash; the empty row is that of methods that are fine-tuned afterwards, each
+# in the colour of its base.
+_METHODS = json.loads((resources.files("fedlens.plots") / "methods.json").read_text("utf-8"))
 DASHES: tuple[tuple[int, ...], ...] = ((), (7, 3), (2, 2), (7, 3, 1, 3, 1, 3), (9, 3, 2, 3), (1, 3))
-_FINE_TUNED = _METHODS.index(())
+_FINE_TUNED = _METHODS.index([])
 _PLACES = {name: (colour, dash) for dash, names in enumerate(_METHODS) for colour, name in enumerate(names)}
 _SETTINGS: dict[Any, Any] = {
     "figure.dpi": 110,

@@ -1,4 +1,4 @@
-"""Figures about single clients: accuracy and fairness, confusions, training loss, what their models look at."""
+"""Figures about single clients: accuracy and fairness, confusions, training loss."""
 
 from __future__ import annotations
 
@@ -10,13 +10,9 @@ from typing import Any
 from torch import Tensor
 
 from ..data.client_names import NUMBERS, Names
-from ..plots.style import COLOURS, caption, name_ticks, pyplot, save
+from ..plots.style import COLOURS, name_ticks, pyplot, save
 
 NUMBERED = 40  # clients at most whose names or numbers fit below a chart
-LOOKS_LEGEND = (
-    "red to yellow: where a model finds what speaks for the true class, each map scaled by its own largest values; "
-    "below the image its class, below a map what the model takes it for, in red when that is wrong"
-)
 BETTER, WORSE = "#c00000", "#0050c0"
 
 
@@ -114,29 +110,6 @@ def loss_lines(axis: Any, losses: Mapping[str, Mapping[int, float]]) -> None:
     axis.set_ylim(bottom=0)
     axis.xaxis.get_major_locator().set_params(integer=True)
     axis.legend()
-
-
-def looks(
-    pictures: Any, columns: Mapping[str, tuple[Any, Sequence[str], Sequence[bool]]], titles: Sequence[str], path: Path
-) -> Path:
-    """Images in the first column, then for each model the image under its map, with what the model takes it for."""
-    high, wide = len(pictures), 1 + len(columns)
-    figure, axes = pyplot().subplots(high, wide, figsize=(1.35 * wide, 1.5 * high + 0.3), squeeze=False)
-    for row, title in enumerate(titles):
-        axes[row, 0].imshow(pictures[row], interpolation="nearest")
-        axes[row, 0].set_xlabel(title, fontsize=7, labelpad=2)
-    for (name, (shown, taken_for, right)), line in zip(columns.items(), axes.T[1:], strict=True):
-        line[0].set_title(name, fontsize=8)
-        for picture, label, is_right, axis in zip(shown, taken_for, right, line, strict=True):
-            axis.imshow(picture, interpolation="nearest")
-            axis.set_xlabel(label, fontsize=7, labelpad=2, color="black" if is_right else BETTER)
-    for axis in axes.flat:
-        axis.set(xticks=[], yticks=[])
-        axis.grid(False)
-        axis.spines[:].set_visible(False)
-    figure.subplots_adjust(wspace=0.06, hspace=0.22)
-    caption(figure, LOOKS_LEGEND)
-    return save(figure, path)
 
 
 def grouped_bars(axis: Any, groups: Mapping[str, Mapping[str, float | None]]) -> None:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..core.errors import BadInput
 from ..core.files import finite
 from ..data import Names
-from ..runs.folder import RunFolder
+from ..runs.opened import OpenedRun
 from ..runs.read import StoredRun, client_accuracies, damage_of, fairness, flat, method_of, settings_of, thinned
+from ..simulate.progress import counted
 from .thumbnails import Pictures
 
 DRAWN = 100  # clients of a split at most
-TIMED = {"batch": 32, "repeats": 9}  # images a pass, and passes of which the fastest counts, where latency is measured
+PASSES = 9  # of which the fastest counts, where latency is measured
 
 
 def collect(path: Path, name: str, pictures: Pictures, latency: bool = False) -> dict[str, Any]:
@@ -32,6 +34,7 @@ def collect(path: Path, name: str, pictures: Pictures, latency: bool = False) ->
 
 def _intact(run: StoredRun, pictures: Pictures, name: str, latency: bool) -> dict[str, Any]:
     names = run.folder.names()
+    own = _own_part(run, latency) if run.result else {}
     return {
         "state": "complete" if run.result else "unfinished",
         "trouble": run.unfinished,
@@ -48,7 +51,8 @@ def _intact(run: StoredRun, pictures: Pictures, name: str, latency: bool) -> dic
         "privacy": run.json("privacy.json"),
         "audit": run.json("audit.json"),
         "flower": _flower(run),
-        "sub_models": _sub_models(run.folder, run.settings, names, latency) if run.result else [],
+        "sub_models": [{**row, "name": names.client(row["client"])} for row in own.get("sub_models", ())],
+        "timed": own.get("timed", ""),
         "pictures": pictures.of(run.folder.figures, name),
     }
 
@@ -64,21 +68,14 @@ def _flower(run: StoredRun) -> dict[str, Any] | None:
     return {"own_data": bool(run.passport.get("nodes_own_data")), "moved": moved}
 
 
-def _sub_models(folder: RunFolder, settings: Mapping[str, Any], names: Names, latency: bool) -> list[dict[str, Any]]:
-    """SPATL's smaller networks, a row for each client; nothing where the data are not at hand to build them.
-
-    Latency only where it is asked for: it differs each time, and a page is otherwise the same, byte by byte.
-    """
-    if not str(settings["algorithm"]["is"]).startswith("spatl") or settings["algorithm"].get("selector") == "all":
-        return []
-    from ..papers.spatl.tables import sub_models
-
+def _own_part(run: StoredRun, latency: bool) -> dict[str, Any]:
+    """What the run's method adds to a report; nothing where data or the method's code are not at hand."""
     try:
-        found = sub_models(folder.path, TIMED["batch"], TIMED["repeats"] if latency else 0)
+        report = getattr(run.experiment.algorithm, "report", None)
+        opened = partial(OpenedRun.open, run.folder.path)
+        return report(opened, PASSES if latency else 0, partial(counted, what="sub-models")) if report else {}
     except BadInput:
-        return []
-    shown = ("client", "flops", "parameters", "sent", "bytes", "accuracy", "dense", *(("latency",) if latency else ()))
-    return [{key: getattr(one, key) for key in shown} | {"name": names.client(one.client)} for one in found]
+        return {}
 
 
 def looks(run: StoredRun, names: Names) -> dict[str, dict[str, Any]]:

@@ -19,7 +19,7 @@ from ..core.files import write_atomic
 from ..plots.style import COLOURS, DARK_COLOURS, DASHES
 from ..runs.read import differing, runs_in
 from . import summary_text as story
-from .collect import TIMED, collect
+from .collect import collect
 from .groups import arenas, grouped
 from .thumbnails import Pictures
 
@@ -79,10 +79,10 @@ def gather(paths: Sequence[Path], latency: bool = False) -> dict[str, Any]:
         "splits": _splits(runs),
         "settings": _settings(runs),
         "left_out": pictures.left_out,
-        "timed": _timed() if latency and any(run.get("sub_models") for run in runs) else "",
+        "timed": next((run["timed"] for run in runs if run.get("timed")), ""),
         "audit_legend": LEGEND,
         "dashes": DASHES,
-        "runs": [{k: v for k, v in run.items() if k not in ("settings", "owned")} for run in runs],
+        "runs": [{k: v for k, v in run.items() if k not in ("settings", "owned", "timed")} for run in runs],
     }
 
 
@@ -114,14 +114,6 @@ def _splits(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             }
             found.setdefault(run["split"], split | run["owned"])["runs"].append(run["name"])
     return list(found.values())
-
-
-def _timed() -> str:
-    """How latencies were measured, in words."""
-    from ..papers.spatl.tables import device_name
-
-    passes = f"{TIMED['batch']} images at once, the fastest of {TIMED['repeats']} passes, on {device_name()}"
-    return f"Latency was measured while this page was written: {passes}."
 
 
 def _settings(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:

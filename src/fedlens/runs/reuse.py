@@ -1,7 +1,7 @@
 """Runs that begin alike: the rounds that another run has made already are taken over, to the same bits.
 
-A sweep over what FedXDS shares repeats its warm-up in every run; a run of more rounds repeats a shorter one. Each run
-keeps a checkpoint after each stage that trains, so that others can begin there.
+A sweep over what follows a warm-up repeats the warm-up in every run; a run of more rounds repeats a shorter one. Each
+run keeps a checkpoint after each stage that trains, so that others can begin there.
 """
 
 from __future__ import annotations

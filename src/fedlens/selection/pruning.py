@@ -291,6 +291,19 @@ def row_indices(kept: Kept, layers: Sequence[Layer], device: torch.device | str 
     return found
 
 
+def scattered(tree: Tree, like: Tree, rows: dict[str, Tensor]) -> Tree:
+    """Rows of weights back in their places, with zeros in the rows between."""
+    if not rows:
+        return tree
+
+    def wide(name: str, leaf: Any) -> Any:
+        if isinstance(leaf, Tree):
+            return scattered(leaf, like[name], rows)
+        return torch.zeros_like(like[name]).index_copy_(0, rows[name], leaf) if name in rows else leaf
+
+    return Tree({name: wide(name, leaf) for name, leaf in tree.items()})
+
+
 def masked(weights: Tree, kept: Kept, graph: LayerGraph) -> Tree:
     """The same network with nothing coming out of filters that are not kept: their norms add no constant, either."""
     params = {}

@@ -30,6 +30,7 @@ from ...runs.read import bytes_until, client_evaluation, fairness
 from ...selection.agent import Learns, Situation, first_agent, situation
 from ...selection.pruning import Choice, Costs, ranked
 from ...selection.search import WAVE, Accuracies, search
+from ...selection.sub_models import SubModel, device_name
 from .. import Figure
 from ..figure_runs import SEED, finished, note, out_of
 from ..grid import Grid, decides, gather
@@ -37,9 +38,7 @@ from .tables import (
     INFERENCE,
     TO_80,
     TRANSFER,
-    SubModel,
     bytes_to,
-    device_name,
     judged_alone,
     looks,
     sub_models_by,

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -23,11 +22,12 @@ from ...core.network import Network
 from ...core.rng import generator, key
 from ...core.run import Turn, job_of
 from ...core.tree import Tree
-from ...core.wire import header
 from ...engines.sequential import Sequential, tuned
-from ...runs.folder import Checkpoint, RunFolder
+from ...runs.folder import RunFolder
 from ...runs.opened import OpenedRun
-from ...selection.pruning import Choice, Costs, Kept, ranked, settled, sliced, unpacked
+from ...selection import sub_models as selection
+from ...selection.pruning import Kept, settled, sliced
+from ...selection.sub_models import BATCH, RULES, Judge, SubModel
 from ...simulate.progress import counted
 from ..grid import Column, Grid, Reported, Row, laid, percent
 
@@ -180,31 +180,7 @@ def bytes_to(folder: RunFolder, target: float) -> dict[str, int] | None:
     return {"round": first, "bytes": sum(row["payload"] + row["header"] for row in spent)}
 
 
-@dataclass(frozen=True)
-class SubModel:
-    """What a client's last selection left, as shares of the whole network."""
-
-    client: int
-    flops: float
-    parameters: float  # of the smaller network
-    sent: float  # of the parameters of convolutions: the paper's "sparsity ratio"
-    bytes: float  # of the client's last upload, controls and headers included
-    latency: float  # measured here, one thread of a CPU or the GPU; may not have been asked for
-    accuracy: float  # on the images that rewards were measured on
-    dense: float  # of the whole network there
-    own: float  # accuracy on the client's own test images: of its whole model; all six may not have been asked for
-    smaller: float  # of its sub-model
-    own_settled: float  # of its whole model with the statistics of norms taken anew over the client's training images
-    settled: float  # of its sub-model with the same
-    own_tuned: float  # of its whole model after it trained on these from there
-    tuned: float  # of its sub-model after the same
-
-
-# By the run's selector; with the smallest norms anywhere left out; with the same share of every layer.
-RULES = ("selected", "norms", "alike")
-
-
-def sub_models(path: str | Path, batch: int = 32, repeats: int = 9) -> list[SubModel]:
+def sub_models(path: str | Path, batch: int = BATCH, repeats: int = 9) -> list[SubModel]:
     """Table 2 for a finished run: what its selector left of the last global encoder at every client.
 
     Latency is that of a batch, the fastest of so many passes; without repeats it is not measured.
@@ -213,53 +189,21 @@ def sub_models(path: str | Path, batch: int = 32, repeats: int = 9) -> list[SubM
 
 
 def sub_models_by(
-    path: str | Path, rules: Sequence[str] = RULES, batch: int = 32, repeats: int = 9, epochs: int | None = None
+    path: str | Path, rules: Sequence[str] = RULES, batch: int = BATCH, repeats: int = 9, epochs: int | None = None
 ) -> dict[str, list[SubModel]]:
     """Every client's sub-model by each rule; those that ask no client cut the encoder down to the run's budget.
 
     With epochs, which may be none, also how well they do on the client's test images, and after training for so many.
     """
     run = OpenedRun.open(path)
-    algorithm, net, folder, device = run.experiment.algorithm, run.net, run.folder, run.experiment.device
+    algorithm = run.experiment.algorithm
     if not isinstance(algorithm, SPATL) or algorithm.selector == "all":
         raise BadInput(f"{path} is not a run of spatl that selects filters")
-    checkpoint, first = run.newest(), net.initial_weights()
-    layers, dtype = tuple(algorithm.layers(net)), next(iter(first.params.values())).dtype
-    x = torch.zeros(batch, *run.images.x.shape[1:], dtype=dtype, device=device)
-    weights = first | checkpoint.state.model.map(lambda leaf: leaf.to(device))
-    costs, uploads, dense = Costs.of(net, x[:1]), _uploads(folder, checkpoint.round), _dense(checkpoint)
-    limits = algorithm.constraint, algorithm.budget, algorithm.keep_floor
-    choice = Choice(costs, layers, ranked(layers, weights), *limits)
-    known = {"norms": lambda: choice.by_norm(weights), "alike": choice.uniform}
-    for_all = {rule: cut() for rule, cut in known.items() if rule in rules}
-    whole, found = sliced(net, weights, {}), {rule: [] for rule in rules}
-    for client, memory in counted(folder.client_memories(checkpoint.round).items(), "sub-models"):
-        selection, judged = memory.selection, _judge(run, client, epochs)
-        of_whole = judged({})
-        for rule in rules:
-            selects = rule == "selected"
-            kept = unpacked(selection.kept, layers) if selects else for_all[rule]
-            computed = costs.computed(kept)
-            with run.at_work():
-                latency = _ratio(sliced(net, weights, computed), whole, x, repeats) if repeats else math.nan
-            pairs = zip(of_whole, judged(computed), strict=True)
-            found[rule].append(
-                SubModel(
-                    client,
-                    costs.size("flops", kept),
-                    costs.parameters(kept) / costs.parameters({}),
-                    costs.size("params", kept),
-                    uploads.get(client, math.nan) / dense if selects else math.nan,  # a lost one is no upload
-                    latency,
-                    float(selection.accuracy) if selects else math.nan,
-                    float(selection.dense),
-                    *(value for pair in pairs for value in pair),
-                )
-            )
-    return found
+    judge = partial(_judge, run, epochs=epochs)
+    return selection.sub_models_by(run, rules, batch, repeats, judge, partial(counted, what="sub-models"))
 
 
-def _judge(run: OpenedRun, client: int, epochs: int | None) -> Callable[[Kept], tuple[float, float, float]]:
+def _judge(run: OpenedRun, client: int, epochs: int | None) -> Judge:
     """How well a client's model does on its test images when these filters are left of it.
 
     As it is, with norms anew over the client's images, and after training on these from there.
@@ -317,39 +261,3 @@ class _Alone(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.features(x)
-
-
-def _uploads(folder: RunFolder, last: int) -> dict[int, int]:
-    """Bytes of the newest upload of each client until this round."""
-    rows = [row for row in folder.bytes().to_pylist() if row["kind"] == "upload" and row["round"] <= last]
-    return {row["client"]: row["payload"] + row["header"] for row in sorted(rows, key=lambda row: row["round"])}
-
-
-def _dense(checkpoint: Checkpoint) -> int:
-    """Bytes of an upload of all filters."""
-    state = checkpoint.state
-    upload = Tree(delta=state.model, weight=torch.zeros((), dtype=torch.float64))
-    upload = upload.replace(control=state.control) if "control" in state else upload
-    return upload.nbytes + len(header(upload))
-
-
-def device_name() -> str:
-    """What latencies are measured on."""
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "one thread of a CPU"
-
-
-def _ratio(smaller: nn.Module, whole: nn.Module, x: torch.Tensor, repeats: int) -> float:
-    """The fastest passes of both, taken in turn."""
-    taken: dict[int, list[float]] = {0: [], 1: []}
-    x = x.to(memory_format=torch.channels_last)
-    wait = torch.cuda.synchronize if x.is_cuda else lambda: None
-    with torch.inference_mode():
-        for repeat in range(repeats + 1):
-            for which, module in enumerate((smaller, whole)):
-                module = cast(Any, module).to(memory_format=torch.channels_last)
-                wait()
-                begin = time.perf_counter()
-                module(x)
-                wait()
-                taken[which] += [time.perf_counter() - begin] if repeat else []
-    return min(taken[0]) / min(taken[1])

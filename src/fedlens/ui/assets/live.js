@@ -229,7 +229,7 @@ function clientCard(name, found) {
   const series = () => Object.entries(found.curves).map(([model, points], number) => ({ group: group(model, number), xs: points.round, ys: points.accuracy }));
   const last = Object.entries(found.curves).map(([model, points]) => [`accuracy, ${WORDS[model] || model}`, `${percent(points.accuracy[points.accuracy.length - 1])} %`]);
   return element("div", { class: "card" }, element("h3", {}, found.name.replace(/^client (?=\d+$)/, "Client ")),
-    facts([["training images", found.images], ["share of all images", known(found.share) ? `${percent(found.share, 2)} %` : null], ["weight, as the method used it", known(found.weight) ? `${percent(found.weight, 2)} %` : "not recorded; fedlens explain shows it for FedSLS"],
+    facts([["training images", found.images], ["share of all images", known(found.share) ? `${percent(found.share, 2)} %` : null], ["weight, as the method used it", known(found.weight) ? `${percent(found.weight, 2)} %` : "not recorded; fedlens explain shows it where a method weighs its clients"],
       ["took part in", `${found.took_part} rounds`], ["last in round", found.last_part], ...last, ...Object.entries(found.setbacks)], false),
     element("div", { class: "two" }, found.counts && mix(() => `Images of each class: ${found.counts.map((count, label) => `${found.classes[label]} ${count}`).join(", ")}`, found.counts, found.classes).frame,
       series().length > 0 && element("div", {}, lines(() => `Accuracy of ${found.name} over rounds`, ...AXES.round, "accuracy on its own test images, %", series).frame,
