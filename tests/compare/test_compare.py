@@ -26,9 +26,9 @@ from fedlens.compare.run import asked, compare, compare_existing, pictures
 from fedlens.compare.significance import holm, paired_t, two_sided, wilcoxon
 from fedlens.compare.table import Comparison
 from fedlens.core.errors import BadInput
-from fedlens.papers.grid import same
 from fedlens.runs.diff import differences
 from fedlens.runs.folder import RunFolder
+from fedlens.runs.grid import stored
 from fedlens.simulate import run as simulate
 
 SMALL = (
@@ -331,7 +331,7 @@ def test_words_become_rows_and_settings():
     assert list(what.grid.rows) == METHODS and "engine=workers" in what.where
     assert list(what.grid.columns) == [f"alpha={a},steps={s}" for a in ("0.1", "5") for s in (1, 2)]
     assert "uplink=clip,noise" in what.grid.words  # two transforms, no sweep
-    experiment = what.cells()[0].experiment(Path("x"), what.where, 7)
+    experiment = what.cells[0].at(Path("x"), 7)
     assert experiment.seed == 7 and experiment.clients == 6 and len(experiment.uplink) == 2
     assert asked(["fedavg"]).folder == Path("runs/compare-mnist5k") != asked(["fedavg", "rounds=3"]).folder
     assert asked(["fedavg", "fedprox", "rounds=3"]).folder == asked(["scaffold", "rounds=3", "engine=workers"]).folder
@@ -339,11 +339,11 @@ def test_words_become_rows_and_settings():
 
 def test_a_quick_look_is_said_and_is_only_for_the_embedded_data():
     look = asked(["fedxds", "pse"])
-    assert look.cells()[0].experiment(Path("x"), (), 0).algorithm.warmup_rounds == 5
+    assert look.cells[0].experiment.algorithm.warmup_rounds == 5
     assert any("fedxds ran with warmup_rounds=5" in note for note in look.notes)
     whole = asked(["fedxds", "data=cifar10"])
-    assert whole.cells()[0].experiment(Path("x"), (), 0).algorithm.warmup_rounds == 10 and not whole.notes
-    assert asked(["pse", "model=pse_net"]).cells()[0].experiment(Path("x"), (), 0).algorithm.attention == "cross"
+    assert whole.cells[0].experiment.algorithm.warmup_rounds == 10 and not whole.notes
+    assert asked(["pse", "model=pse_net"]).cells[0].experiment.algorithm.attention == "cross"
 
 
 @pytest.mark.parametrize(
@@ -378,9 +378,9 @@ def test_what_is_stored_of_a_method_is_taken_for_its_own(method, tmp_path):
     experiment = config.read(None, [f"algorithm={method}"])
     placed = config.check(replace(experiment, device="cpu", precision="fp32"))
     (tmp_path / "config.yaml").write_text(config.to_yaml(placed))
-    same(RunFolder(tmp_path), experiment)
+    stored(RunFolder(tmp_path), experiment)
     with pytest.raises(BadInput, match="another experiment"):
-        same(RunFolder(tmp_path), replace(experiment, rounds=21))
+        stored(RunFolder(tmp_path), replace(experiment, rounds=21))
 
 
 # ---- runs that are there ---------------------------------------------------------------------------------------------

@@ -22,15 +22,17 @@ from fedlens.core.run import run as run_rounds
 from fedlens.core.tree import Tree
 from fedlens.engines.sequential import Sequential
 from fedlens.experiment import Experiment, build
-from fedlens.papers import Figure, reproducible
 from fedlens.papers import table_figure as picture
 from fedlens.papers.fedsls import tables as fedsls
 from fedlens.papers.fedsls.cost import measured, operations, pass_cost
 from fedlens.papers.fedsls.latents import Eye, comparable, latents, likeness, quartiles, saliency_maps
 from fedlens.papers.fedsls.weighing import Weights, copies, weights_by_switch, weights_of, weights_over_rounds
-from fedlens.papers.grid import Column, Grid, Reported, Row, checked, gather, reproduce, seeds_of, tagged
+from fedlens.papers.figure_runs import Figure
+from fedlens.papers.registry import reproducible
+from fedlens.papers.table import gather, reproduce
 from fedlens.runs.diff import differences
 from fedlens.runs.folder import RunFolder
+from fedlens.runs.grid import Column, Grid, Reported, Row, protocol_name, seeds_of
 from fedlens.simulate import run as simulate
 
 SMALL = (
@@ -108,7 +110,8 @@ def test_a_picture_shows_every_run_and_the_papers_numbers(done, monkeypatch, tmp
     _, table = done
     figures = []
     monkeypatch.setattr(picture, "save", lambda figure, path: figures.append((figure, path)) or path)
-    assert picture.draw(table, tmp_path) == tmp_path / "tiny" / "table.png"
+    table = replace(table, out=tmp_path)
+    assert picture.draw(table) == tmp_path / "tiny" / "table.png"
     ((figure, _),) = figures
     axes = {axis.get_title(): axis for axis in figure.axes}
     assert list(axes) == ["skewed/0.1", "skewed/1"]
@@ -121,10 +124,11 @@ def test_a_picture_shows_every_run_and_the_papers_numbers(done, monkeypatch, tmp
         assert diamonds == ([] if entry["paper"] is None else [entry["paper"]])
         assert f"{entry['mean']:.1f}" in {text.get_text() for text in axis.texts if text.xy[1] == at}
     assert "the paper's protocol" not in figure.texts[-1].get_text().replace("\n", " ")
-    assert picture.draw(gather(GRID, tmp_path, ()), tmp_path) is None and len(figures) == 1  # nothing has been run
+    assert picture.draw(gather(GRID, tmp_path, ())) is None and len(figures) == 1  # nothing has been run
     monkeypatch.undo()
-    changed = replace(table, name="tiny/table~partition.alpha=0.1", words=("rounds=3",))
-    assert picture.draw(changed, tmp_path) == tmp_path / "tiny" / "table~partition.alpha=0.1.png"
+    other = [replace(cell, changes=("rounds=3",)) for cell in table.cells]
+    changed = replace(table, name="tiny/table~partition.alpha=0.1", cells=other)
+    assert picture.draw(changed) == tmp_path / "tiny" / "table~partition.alpha=0.1.png"
     assert (tmp_path / "tiny" / "table~partition.alpha=0.1.png").exists()
     plot = "".join((tmp_path / "tiny" / "table~partition.alpha=0.1.svg").read_text().split())
     assert "rounds=3" in plot
@@ -174,16 +178,18 @@ def test_selection_by_name():
     with pytest.raises(BadInput, match=r"--columns 'skewd' .* did you mean 'skewed'"):
         GRID.cells([], ["skewd"])
     with pytest.raises(BadInput, match="use --seeds"):
-        checked(GRID, (), (), ["seed=1"])
+        GRID.cells(words=["seed=1"])
     with pytest.raises(BadInput, match="unknown key"):
-        checked(GRID, (), (), ["roundz=1"])
+        GRID.cells(words=["roundz=1"])
 
 
 def test_another_protocol_never_meets_the_papers(done, tmp_path):
-    cell, out = GRID.cells()[0], done[0]
-    assert cell.changes(()) == cell.changes(["engine=workers", "picture=true"]) == cell.changes(["rounds=2"]) == ()
-    assert cell.changes(["num_rounds=3", "engine=lanes"]) == ("rounds=3",)
-    places = {cell.folder(out, words, 0) for words in ((), ["rounds=3"], ["rounds=4"], ["device=cpu"])}
+    def cell(*words):
+        return GRID.cells(words=words)[0]
+
+    assert cell().changes == cell("engine=workers", "picture=true").changes == cell("rounds=2").changes == ()
+    assert cell("num_rounds=3", "engine=lanes").changes == ("rounds=3",)
+    places = {cell(*words).folder(done[0], 0) for words in ((), ["rounds=3"], ["rounds=4"], ["device=cpu"])}
     assert len(places) == 4
     which = dict(rows=["fedavg"], columns=["skewed/1"], words=["rounds=3", "checkpoint=3"])
     table = run_all(GRID, tmp_path, **which)
@@ -198,15 +204,15 @@ def test_another_protocol_never_meets_the_papers(done, tmp_path):
 
 def test_words_may_be_about_one_row_alone(done):
     table = gather(GRID, done[0], ["algorithm.mu=0.5"])
-    assert {(cell.row, cell.changes(table.words)) for cell in table.shown} == {("fedprox", ("algorithm.mu=0.5",))}
+    assert {(cell.row, cell.changes) for cell in table.shown} == {("fedprox", ("algorithm.mu=0.5",))}
     assert table.name == "tiny/table~algorithm.mu=0.5" and "| fedprox |" in table.markdown()
     with pytest.raises(BadInput, match=r"unknown key algorithm\.mu of fedavg"):
-        checked(GRID, ["fedavg"], (), ["algorithm.mu=0.5"])
+        GRID.cells(["fedavg"], words=["algorithm.mu=0.5"])
 
 
 def test_a_folder_with_another_experiment_is_refused(done, tmp_path):
     cell = GRID.cells(["fedavg"], ["skewed/1"])[0]
-    other = config.read(None, [*cell.words, "local.lr=0.5", f"out={cell.folder(tmp_path, (), 0)}"])
+    other = config.read(None, [*cell.words, "local.lr=0.5", f"out={cell.folder(tmp_path, 0)}"])
     simulate.run(other)
     table = run_all(GRID, tmp_path, rows=["fedavg"], columns=["skewed/1"])
     assert table.entries()[0]["seeds"] == 0 and "holds another experiment" in next(iter(table.failures.values()))
@@ -220,17 +226,20 @@ def test_a_table_can_take_its_runs_from_another(done):
 
 def test_words_that_lie_over_others():
     column = Column(("model=resnet18", "model.weights=timm/resnet18.tv_in1k"), ("model.weights=stand-in",))
-    cell = Grid("a/b", "", {"row": Row(())}, {"column": column}).cells()[0]
-    assert cell.changes(()) == ("model.weights=stand-in",)
-    assert cell.changes(["model.weights=timm/resnet18.tv_in1k"]) == ()
-    assert cell.under(["model=cnn2"]) == ("model=cnn2",)  # what belongs to another model goes with it
-    assert cell.under(["model=resnet18"]) == ("model=resnet18", "model.weights=stand-in")
+
+    def cell(*words):
+        return Grid("a/b", "", {"row": Row(())}, {"column": column}).cells(words=words)[0]
+
+    assert cell().changes == ("model.weights=stand-in",)
+    assert cell("model.weights=timm/resnet18.tv_in1k").changes == ()
+    assert cell("model=cnn2").words == ("model=cnn2",)  # what belongs to another model goes with it
+    assert cell("model=resnet18").words == ("model=resnet18", "model.weights=stand-in")
 
 
 def test_names_of_protocols_fit_a_file():
-    assert tagged("table", ()) == "table" and tagged("table", ["rounds=3"]) == "table~rounds=3"
-    long = tagged("table", [f"model.weights=/somewhere/{'x' * 90}"])
-    assert len(long) < 30 and "/" not in long and long != tagged("table", [f"model.weights=/else/{'x' * 90}"])
+    assert protocol_name("table", ()) == "table" and protocol_name("table", ["rounds=3"]) == "table~rounds=3"
+    long = protocol_name("table", [f"model.weights=/somewhere/{'x' * 90}"])
+    assert len(long) < 30 and "/" not in long and long != protocol_name("table", [f"model.weights=/else/{'x' * 90}"])
 
 
 def test_seeds():
@@ -246,15 +255,15 @@ def test_table_1_is_the_papers_setting(monkeypatch):
     table, switches, dynamic = fedsls.tables()
     assert len(table.cells()) == 4 * 3 * 10 and len(table.paper) == 4 * 3 * 9
     for cell in table.cells():
-        e = config.read(None, cell.words)
+        e = cell.experiment
         large = cell.column.startswith("tiny")
         assert (e.clients, e.cohort.size(100), e.local.steps, e.local.batch_size) == (100, 10, 10, 64)
         assert (e.local.lr, e.local.momentum, e.local.weight_decay, e.evaluate.last) == (0.01, 0.0, 0.0, 20)
         assert e.evaluate.closing >= 20 or e.evaluate.every == 1  # the last 20 looks are the last 20 rounds
         assert e.rounds == (1000 if large else 2000) and e.model.stem == "stock"
         assert e.model.weights == f"timm/resnet{50 if large else 18}.tv_in1k"
-        assert cell.column == f"{type(e.data).name}/{e.partition.alpha:g}" and cell.changes(()) == ()
-    assert config.read(None, table.cells(["uniform"])[0].words).weighting == "uniform"
+        assert cell.column == f"{type(e.data).name}/{e.partition.alpha:g}" and cell.changes == ()
+    assert table.cells(["uniform"])[0].experiment.weighting == "uniform"
     # From the summary of the paper, typed again: alpha 0.5, 0.1, 0.05.
     typed = {"fedavg": (70.77, 58.04, 40.99), "moon": (77.02, 62.79, 55.64), "fedsls": (82.67, 70.51, 63.43)}
     typed |= {"fedsl4": (81.65, 48.91, 38.44), "fedau": (74.91, 60.04, 49.24)}
@@ -262,12 +271,12 @@ def test_table_1_is_the_papers_setting(monkeypatch):
         assert tuple(table.paper[row, f"cifar10/{alpha}"].mean for alpha in (0.5, 0.1, 0.05)) == numbers
     best = {c: max((n.mean, row) for (row, at), n in table.paper.items() if at == c)[1] for c in table.columns}
     assert {c: row for c, row in best.items() if row != "fedsls"} == {"cinic10/0.5": "fedsl4"}  # as the text forgets
-    paper = config.read(None, switches.cells(["fedsls"])[0].words).algorithm
-    others = [config.read(None, c.words).algorithm for c in switches.cells(columns=["cifar10/0.1"])[3:]]
+    paper = switches.cells(["fedsls"])[0].experiment.algorithm
+    others = [c.experiment.algorithm for c in switches.cells(columns=["cifar10/0.1"])[3:]]
     assert paper == FedSLS() and len({*others}) == len(others) and paper not in others
-    shared = switches.cells(["fedavg"], ["cifar10/0.05"])[0].folder(fedsls.Path("x"), (), 0)
-    assert shared == table.cells(["fedavg"], ["cifar10/0.05"])[0].folder(fedsls.Path("x"), (), 0)
-    assert {cell.folder(fedsls.Path("x"), (), 0).parts[2] for cell in dynamic.cells()} == {"table1", "switches"}
+    shared = switches.cells(["fedavg"], ["cifar10/0.05"])[0].folder(fedsls.Path("x"), 0)
+    assert shared == table.cells(["fedavg"], ["cifar10/0.05"])[0].folder(fedsls.Path("x"), 0)
+    assert {cell.folder(fedsls.Path("x"), 0).parts[2] for cell in dynamic.cells()} == {"table1", "switches"}
 
 
 def test_initial_weights_are_the_best_there_are(monkeypatch, tmp_path):

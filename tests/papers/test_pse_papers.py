@@ -17,9 +17,9 @@ from fedlens.cli.main import app
 from fedlens.core.errors import BadInput
 from fedlens.core.rng import generator
 from fedlens.explain.runs import chosen, explain_runs
-from fedlens.papers import reproducible
 from fedlens.papers.pse import figures as pse_figures
 from fedlens.papers.pse import tables as pse
+from fedlens.papers.registry import reproducible
 from fedlens.runs.folder import RunFolder
 from fedlens.runs.opened import OpenedRun, named, same_split
 from fedlens.runs.read import client_evaluation, fairness
@@ -92,7 +92,7 @@ def test_tables_are_the_papers_setting():
     expected = {"cifar10": (20, 10), "cifar100": (50, 25), "fashion_mnist": (100, 10), "femnist": (200, 20)}
     for table in (table1, table2, table3, ablations):
         for cell in table.cells():
-            e = config.read(None, cell.words)
+            e = cell.experiment
             assert (e.rounds, e.local.epochs, e.local.batch_size, e.local.lr, e.local.momentum) == (
                 100,
                 5,
@@ -111,14 +111,14 @@ def test_tables_are_the_papers_setting():
                 assert list(e.data.views) == views and e.partition.base.classes == int(classes)
                 joint = {"femnist_gray_colour": 200, "fashion_gray_colour": 100, "fashion_colour_edge": 200}[family]
                 assert (e.clients, e.cohort.size(e.clients)) == (joint, joint // 10)
-            assert e.evaluate.personal == "both" and cell.changes(()) == ()
+            assert e.evaluate.personal == "both" and cell.changes == ()
             if isinstance(e.algorithm, FineTuned):
                 assert (e.algorithm.epochs, e.algorithm.part) == (5, "all")
-    methods = {c.row: config.read(None, c.words).algorithm for c in table2.cells(columns=["cifar10/2"])}
-    stage = next(iter(methods["fedrep"].stages(config.read(None, table2.cells(["fedrep"])[0].words).plan)))
+    methods = {c.row: c.experiment.algorithm for c in table2.cells(columns=["cifar10/2"])}
+    stage = next(iter(methods["fedrep"].stages(table2.cells(["fedrep"])[0].experiment.plan)))
     assert stage.algorithm.head_epochs == 4 and stage.algorithm.private == "classifier"
     assert methods["lgfedavg"].shared_layers == 2 and methods["pse"].xi == 0.01 and methods["pse"].cam == "gradcam"
-    variants = {c.row: config.read(None, c.words).algorithm for c in ablations.cells(columns=["cifar10/2"])}
+    variants = {c.row: c.experiment.algorithm for c in ablations.cells(columns=["cifar10/2"])}
     assert (variants["v1"].excite, variants["v1"].attention) == ("none", "cross")
     assert (variants["v2"].excite, variants["v2"].attention) == ("direct", "self") and variants["v3"] == variants["pse"]
 
@@ -149,10 +149,10 @@ def test_the_papers_numbers_say_what_its_text_says():
 
 def test_tables_share_the_runs_they_have_in_common():
     table1, table2, table3, ablations = pse.tables()
-    where = lambda table, row, column: table.cells([row], [column])[0].folder(Path("x"), (), 0)  # noqa: E731
+    where = lambda table, row, column: table.cells([row], [column])[0].folder(Path("x"), 0)  # noqa: E731
     assert where(table3, "pse", "fashion_gray_colour/3") == where(table1, "pse", "fashion_gray_colour/3")
     assert where(ablations, "pse", "cifar10/2") == where(table2, "pse", "cifar10/2")
-    places = [cell.folder(Path("x"), (), 0) for table in (table1, table2, table3, ablations) for cell in table.cells()]
+    places = [cell.folder(Path("x"), 0) for table in (table1, table2, table3, ablations) for cell in table.cells()]
     assert len(set(places)) == 99 + 99 + 8 + 27
 
 

@@ -17,8 +17,7 @@ from fedlens.core.batches import Shard, plan, split_holdout
 from fedlens.core.errors import BadInput
 from fedlens.core.rng import generator, key
 from fedlens.core.tree import Tree
-from fedlens.papers import reproducible
-from fedlens.papers.grid import carry_out
+from fedlens.papers.registry import reproducible
 from fedlens.papers.spatl import figures as spatl_figures
 from fedlens.papers.spatl import tables as spatl
 from fedlens.runs.folder import RunFolder
@@ -27,6 +26,7 @@ from fedlens.selection import agent as ppo
 from fedlens.selection.pruning import Choice, Costs, ranked, sliced, unpacked
 from fedlens.selection.search import MISSED, explored, remembered
 from fedlens.simulate import run as simulate
+from fedlens.simulate.finish import finish
 from fedlens.simulate.progress import watcher
 
 NAMES = ("figure4", "figure5", "figure6", "figure7", "submodels", "bytes", "transfer", "transfer_whole")
@@ -67,10 +67,10 @@ def out(words, tmp_path_factory):
     out, patch = tmp_path_factory.mktemp("out"), pytest.MonkeyPatch()
     for name, value in (("EPOCHS", EPOCHS), ("UPDATES", UPDATES), ("TARGETS", TARGETS)):
         patch.setattr(spatl_figures, name, value)
-    cells = spatl_figures.named_table("spatl/ablations").cells(["spatl", "no_selection"], ["vgg11"])
+    cells = spatl_figures.named_table("spatl/ablations").cells(["spatl", "no_selection"], ["vgg11"], words)
     for cell in cells:
         with watcher(json=True) as lines:
-            carry_out(cell, out, words, 0, lines)
+            finish(cell.at(out, 0), (), lines, among=out)
     known = reproducible()
     for name in NAMES:
         drawn = known[f"spatl/{name}"].draw(words, IMAGES, out / "spatl" / name)
@@ -118,10 +118,10 @@ def test_the_papers_totals_are_its_rounds_times_its_cost():
 def test_encoders_leave_ten_thousand_images_to_nobody():
     grid = spatl_figures.named_table("spatl/encoders")
     for cell in grid.cells():
-        e = config.read(None, cell.words)
+        e = cell.experiment
         assert (e.partition.test, e.partition.holdout, e.clients, e.rounds) == ("holdout", 0.2, 10, 100)
         assert (e.local.batch_size, e.local.lr, type(e.model).__name__) == (64, 0.01, "Vgg11")
-        assert cell.changes(()) == ()
+        assert cell.changes == ()
 
 
 # ---- over rounds -----------------------------------------------------------------------------------------------------

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from fedlens import config
-from fedlens.papers.grid import finish
 from fedlens.runs.diff import differences
 from fedlens.runs.folder import RunFolder
 from fedlens.runs.reuse import begin_alike
 from fedlens.simulate import run as simulate
+from fedlens.simulate.finish import finish
 
 FEW = ("model=cnn2", "clients=4", "cohort=2", "local.steps=1", "engine=sequential", "picture=false", "evaluate.every=1")
 XDS = ("algorithm=fedxds", "algorithm.warmup_rounds=3", "algorithm.warmup_epochs=1", "rounds=3")

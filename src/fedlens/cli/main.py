@@ -413,8 +413,8 @@ def compare(
     """
     from ..compare.board import board
     from ..compare.run import asked, compare, compare_existing, pictures
-    from ..papers.grid import seeds_of
     from ..report.page import write
+    from ..runs.grid import seeds_of
 
     try:
         if runs:
@@ -487,9 +487,11 @@ def reproduce(
     Settings change every run of the table: that is another protocol, which the table says and keeps apart.
     """
     from ..core.errors import BadInput, nearest
-    from ..papers import Figure, reproducible
-    from ..papers.grid import checked, gather, reproduce, seeds_of
+    from ..papers.figure_runs import Figure
+    from ..papers.registry import reproducible
+    from ..papers.table import gather, reproduce
     from ..papers.table_figure import draw
+    from ..runs.grid import seeds_of
     from ..simulate import progress as panel
 
     known = reproducible()
@@ -510,10 +512,10 @@ def reproduce(
     chosen_rows, chosen_columns = _listed("--rows", rows, asked.rows), _listed("--columns", columns, asked.columns)
     wanted = seeds_of(seeds)
     if dry_run:
-        cells = checked(asked, chosen_rows, chosen_columns, settings)
+        cells = asked.cells(chosen_rows, chosen_columns, settings)
         done = gather(asked, place, settings).done
         missing = [(cell, seed) for seed in wanted for cell in cells if seed not in done[cell.row, cell.column]]
-        commands = [cell.command(place, settings, seed) for cell, seed in missing]
+        commands = [cell.command(place, seed) for cell, seed in missing]
         _say_json(commands) if json else print("\n".join(commands))
         return
     try:
@@ -529,7 +531,7 @@ def reproduce(
         )
     except KeyboardInterrupt:
         raise _Explained(_complain("stopped; the same command goes on where it was", 130)) from None
-    drawn = draw(table, place)
+    drawn = draw(table)
     _say_json(table.entries()) if json else print(
         f"{table.markdown()}\n{place / table.name}.md\n{drawn or ''}".rstrip()
     )

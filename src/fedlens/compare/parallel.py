@@ -16,16 +16,15 @@ import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 
-from .. import config
 from ..experiment import Experiment
-from ..papers.grid import GOES_WRONG, finish, reason
 from ..simulate import run as simulate
+from ..simulate.finish import GOES_WRONG, finish, reason
 from .board import Board, OneRun
 
 
@@ -34,23 +33,27 @@ class Task:
     """A run that is missing, or to be gone on with."""
 
     name: str
-    words: tuple[str, ...]
+    experiment: Experiment
+    words: tuple[str, ...]  # the same, for another process
     where: tuple[str, ...]  # those words that say where it runs alone
-    out: Path
+
+    @property
+    def out(self) -> Path:
+        return Path(self.experiment.out)
 
 
 def side_by_side(tasks: Sequence[Task]) -> int:
     """How many runs at a time pay: one on each core, where there are enough of them and the engine is not chosen."""
     if not tasks:
         return 1
-    asked = config.read(None, tasks[0].words)
+    asked = tasks[0].experiment
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     packs = asked.engine in ("auto", "sequential") and _is_on_cpu(asked)
     return cores if packs and len(tasks) >= cores else 1
 
 
 def _is_on_cpu(asked: Experiment) -> bool:
-    """Not by placed(), which refuses what cannot be run: that is said of the run, and the others go on."""
+    """Not by resolved(), which refuses what cannot be run: that is said of the run, and the others go on."""
     return asked.device == "cpu" or (asked.device == "auto" and not torch.cuda.is_available())
 
 
@@ -61,9 +64,7 @@ def carry_out(tasks: Sequence[Task], processes: int, board: Board, after: Callab
         for task in tasks:
             watcher = board.watch(task.name)
             try:
-                finish(
-                    replace(config.read(None, task.words), out=str(task.out)), task.where, watcher, task.out.parents[1]
-                )
+                finish(task.experiment, task.where, watcher, task.out.parents[1])
             except GOES_WRONG as error:
                 failures[task.name] = reason(error)
             watcher.end(failures.get(task.name, ""))
@@ -136,9 +137,8 @@ class _Slot:
             )
         process = self.process
         assert process.stdin and process.stdout
-        engine = (
-            ["engine=sequential"] if _is_on_cpu(config.read(None, task.words)) else []
-        )  # a core for each run; a GPU has lanes of its own
+        # A core for each run; a GPU has lanes of its own.
+        engine = ["engine=sequential"] if _is_on_cpu(task.experiment) else []
         order = {"words": [*task.words, *engine], "where": [*task.where, *engine], "out": str(task.out)}
         with suppress(BrokenPipeError):
             print(json.dumps(order), file=process.stdin, flush=True)

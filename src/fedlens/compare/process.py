@@ -39,7 +39,7 @@ class Told:
 
 def main() -> None:
     from .. import config
-    from ..papers.grid import GOES_WRONG, finish, reason
+    from ..simulate.finish import GOES_WRONG, finish, reason
 
     told = Told(os.fdopen(os.dup(1), "w"))
     os.dup2(2, 1)  # a method of the user's own may print

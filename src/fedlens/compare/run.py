@@ -19,10 +19,10 @@ from ..core.run import job_of, opened
 from ..core.tree import Tree
 from ..engines.sequential import Sequential
 from ..experiment import Experiment
-from ..papers.grid import GOES_WRONG, Cell, Column, Grid, Row, decides, laid, reason, same
-from ..runs.folder import RunFolder
+from ..runs.grid import Cell, Column, Grid, Row, affects_results, is_done, merged, placement
 from ..runs.read import flat
 from ..simulate import run as simulate
+from ..simulate.finish import GOES_WRONG, reason
 from .board import Board
 from .figure import draw
 from .measured import Compared, check_same_split, existing, measured
@@ -39,14 +39,15 @@ class Asked:
     """What is to be compared: methods x settings, and words that say where it runs."""
 
     grid: Grid
+    cells: Sequence[Cell]
     where: tuple[str, ...]
     notes: tuple[str, ...]
 
     @property
     def folder(self) -> Path:
         """The same for the same settings, so that the same command goes on, and another method joins those there."""
-        data = config.plain(config.read(None, next(iter(self.cells())).words).data)["is"].rpartition(":")[2]
-        fixed = sorted(laid(self.grid.words).values())
+        data = config.plain(self.cells[0].experiment.data)["is"].rpartition(":")[2]
+        fixed = sorted(merged(self.grid.words).values())
         several = len({column.words for column in self.grid.columns.values()}) > 1
         tag = sha256(" ".join(fixed).encode()).hexdigest()[:8] if tuple(fixed) != tuple(sorted(LOOK)) else ""
         name = "-".join(
@@ -54,13 +55,9 @@ class Asked:
         )
         return Path("runs") / name
 
-    def cells(self) -> list[Cell]:
-        return self.grid.cells()
-
     def task(self, cell: Cell, seed: int, out: Path) -> Task:
         name = " ".join(part for part in (cell.row, cell.column, f"seed {seed}") if part)
-        words = (*cell.under(self.where), f"seed={seed}")
-        return Task(name, words, self.where, cell.folder(out, self.where, seed))
+        return Task(name, cell.at(out, seed), (*cell.words, f"seed={seed}"), self.where)
 
 
 def _swept(grid: Grid) -> set[str]:
@@ -101,7 +98,7 @@ def asked(words: Sequence[str]) -> Asked:
         raise BadInput("name the methods to compare, as in `fedlens compare fedavg scaffold`")
     keys = {config.setting(word)[0] for word in common}
     is_look = "data" not in keys
-    where = tuple(word for word in common if not decides(config.setting(word)[0]))
+    where = tuple(placement(common))
     science = [word for word in common if word not in where]
     fixed, sweeps = _parted(science, [])
     rows: dict[str, Row] = {}
@@ -120,9 +117,7 @@ def asked(words: Sequence[str]) -> Asked:
     columns = {",".join(map(_short, chosen)): Column(tuple(chosen)) for chosen in itertools.product(*sweeps)}
     grid = Grid(".", "", rows, columns, (*(LOOK if is_look else ()), *fixed))
     where = ("picture=false", *where)  # the comparison has its own
-    for cell in grid.cells():
-        config.read(None, cell.under(where))
-    return Asked(grid, where, tuple(notes))
+    return Asked(grid, grid.cells(words=where), where, tuple(notes))
 
 
 def _parted(words: Sequence[str], begin: Sequence[str]) -> tuple[list[str], list[list[str]]]:
@@ -162,8 +157,8 @@ def compare(what: Asked, seeds: Sequence[int], out: Path, board: Board, processe
 
     Interrupted, it goes on where it stopped when it is called again.
     """
-    tasks = [(cell, seed, what.task(cell, seed, out)) for seed in seeds for cell in what.cells()]
-    missing = [(cell, task) for cell, seed, task in tasks if not _is_done(cell, seed, task, what, out)]
+    tasks = [(cell, seed, what.task(cell, seed, out)) for seed in seeds for cell in what.cells]
+    missing = [(cell, task) for cell, seed, task in tasks if not is_done(cell, out, seed)]
     failures = _refused(missing)
     able = [task for _, task in missing if task.name not in failures]
     known: dict[str, Compared] = {}
@@ -188,15 +183,6 @@ def compare(what: Asked, seeds: Sequence[int], out: Path, board: Board, processe
     return found
 
 
-def _is_done(cell: Cell, seed: int, task: Task, what: Asked, out: Path) -> bool:
-    """Whether this very experiment is complete there; another one in its folder is refused before anything runs."""
-    folder = RunFolder(task.out)
-    if not folder.config.exists():
-        return False
-    same(folder, cell.experiment(out, what.where, seed))
-    return folder.result() is not None
-
-
 def _refused(missing: Sequence[tuple[Cell, Task]]) -> dict[str, str]:
     """Runs that cannot even begin, and why: found out before others are trained. One seed speaks for all if it can."""
     failures: dict[str, str] = {}
@@ -204,7 +190,7 @@ def _refused(missing: Sequence[tuple[Cell, Task]]) -> dict[str, str]:
     for cell, task in missing:
         if (cell.row, cell.column) not in able:
             try:
-                _check(config.read(None, task.words))
+                _check(task.experiment)
             except GOES_WRONG as error:
                 failures[task.name] = reason(error)
             except Exception as error:  # a bug, most likely of the user's own method
@@ -258,7 +244,8 @@ def _other_differences(runs: Sequence[Compared]) -> Iterator[str]:
     for setting in dict.fromkeys(run.setting for run in done):
         mine = [run for run in done if run.setting == setting]
         plain = [config.plain(config.read(run.run / "config.yaml")) for run in mine]
-        for key in [key for key in plain[0] if decides(key) and key not in ("algorithm", "data", "partition", "seed")]:
+        own = ("algorithm", "data", "partition", "seed")
+        for key in [key for key in plain[0] if affects_results(key) and key not in own]:
             values = dict.fromkeys(str(flat({key: one[key]})) for one in plain)
             if len(values) > 1:
                 names = {

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..core.files import write_atomic, write_json
-from ..papers.grid import deviation, mean
+from ..runs.grid import deviation, mean
 from ..runs.read import fairness
 from ..simulate.progress import size
 from .measured import Compared

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ..runs.grid import Grid, Row
 from .fedxds.tables import ALPHAS, CLIENTS, WORDS, column
-from .grid import Grid, Row
 
 _XDS = "algorithm=fedxds"
 ROWS = {

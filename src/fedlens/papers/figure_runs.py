@@ -1,26 +1,38 @@
-"""The runs that a paper's figures are drawn from: those of its tables, carried out where they are missing."""
+"""A paper's figures: what they are, and the runs that they are drawn from, carried out where they are missing."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..core.files import write_json
+from ..runs.grid import Grid, is_done, placement
 from ..simulate import progress as panel
-from .grid import Grid, carry_out, checked, gather
+from ..simulate.finish import finish
 
 SEED = 0
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A picture (or a measurement) of a paper: draw(words, images, path without ending) -> files."""
+
+    name: str  # paper/figure
+    about: str
+    images: int  # how many it looks at, unless the user says
+    draw: Callable[[Sequence[str], int, Path], list[Path]]
 
 
 def finished(grid: Grid, rows: Sequence[str], column: str, words: Sequence[str], path: Path) -> dict[str, Path]:
     """The folders of a table's runs, each carried out first when it is not there."""
     out, found = out_of(path), {}
-    for cell in checked(grid, rows, [column], words):
-        if SEED not in gather(grid, out, words, [cell]).done[cell.row, cell.column]:
+    for cell in grid.cells(rows, [column], words):
+        if not is_done(cell, out, SEED):
             with panel.watcher(json=True) as watcher:  # standard output is for the names of files
-                carry_out(cell, out, words, SEED, watcher)
-        found[cell.row] = cell.folder(out, words, SEED)
+                finish(cell.at(out, SEED), placement(words), watcher, among=out)
+        found[cell.row] = cell.folder(out, SEED)
     return {row: found[row] for row in rows}
 
 

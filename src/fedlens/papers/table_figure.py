@@ -7,13 +7,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ..plots.style import COLOURS, caption, pyplot, save
-from .grid import Reported, Table, mean
+from ..runs.grid import Reported, mean
+from .table import Table
 
 WIDE = 3  # columns of the table beside each other
 _GREY = "#666666"
 
 
-def draw(table: Table, out: Path) -> Path | None:
+def draw(table: Table) -> Path | None:
     """Beside the table; None where nothing has been run."""
     shown = {cell.row for cell in table.shown}
     rows = [row for row in table.grid.rows if row in shown]
@@ -35,7 +36,7 @@ def draw(table: Table, out: Path) -> Path | None:
     figure.tight_layout()
     told = _told(table, columns, any(len(values) > 1 for by_row in ran.values() for values in by_row.values()))
     caption(figure, told)
-    return save(figure, out / f"{table.name}.png")  # with an ending: names of protocols have dots
+    return save(figure, table.out / f"{table.name}.png")  # with an ending: names of protocols have dots
 
 
 def _values(table: Table, rows: Iterable[str], column: str) -> dict[str, list[float]]:
@@ -60,7 +61,7 @@ def _told(table: Table, columns: Iterable[str], many: bool) -> str:
         parts[-1] = "Dots: our runs, one a seed; lines and numbers: their means."
     if any(column in columns for _, column in table.grid.paper):
         parts.append("Diamonds: the paper's numbers and their deviations.")
-    changed = sorted({change for cell in table.shown if cell.column in columns for change in cell.changes(table.words)})
+    changed = sorted({change for cell in table.shown if cell.column in columns for change in cell.changes})
     if changed:
         parts.append(f"Changed from the paper's protocol: {' '.join(changed)}.")
     return " ".join(parts)

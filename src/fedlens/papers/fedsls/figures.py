@@ -21,9 +21,9 @@ from ...data import DATASETS, Images
 from ...experiment import Experiment, build
 from ...plots.style import pyplot, save
 from ...runs.figure import label_mix
+from ...runs.grid import merged
 from ...simulate.run import label_counts, matmuls, threads
-from .. import Figure
-from ..grid import laid
+from ..figure_runs import Figure
 from . import saliency as drawing
 from .cost import pass_cost, weighing_cost
 from .latents import SIDE, Eye, comparable, latents, likeness, quartiles, saliency_maps
@@ -37,7 +37,7 @@ _HEADS = {"stand-in": 200, "": 10}  # classes that initial weights know; ImageNe
 def asked(words: Sequence[str], *defaults: str) -> Experiment:
     """The paper's setting with our defaults and the user's words over it."""
     paper = column("cifar10", "0.1")
-    whole = laid((*WORDS, *paper.words, "algorithm=fedsls", *paper.instead, *defaults, *words))
+    whole = merged((*WORDS, *paper.words, "algorithm=fedsls", *paper.instead, *defaults, *words))
     return config.read(None, [*whole.values()]).resolved()
 
 

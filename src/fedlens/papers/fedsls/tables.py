@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ...data.paths import data_folders
 from ...models.weights import STAND_IN
-from ..grid import Column, Grid, Reported, Row
+from ...runs.grid import Column, Grid, Reported, Row
 
 # 10 steps of batch 64 and no momentum are the defaults of the code base whose terms the paper uses: it names neither.
 WORDS = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..grid import Column, Grid, Reported, Row
+from ...runs.grid import Column, Grid, Reported, Row
 
 # Local training as in the released code, since the paper's main text gives none of it; but images are only cropped and
 # flipped. There RandAugment (two changes of strength ten) and a cutout of 16 pixels follow, which we do not have.

@@ -9,11 +9,11 @@ from ...explain.runs import chosen, side_by_side
 from ...plots.style import pyplot, save
 from ...report.client_figures import accuracy_bars, confusion_matrices, grouped_bars, loss_curves
 from ...runs.folder import RunFolder
+from ...runs.grid import Grid
 from ...runs.opened import OpenedRun
 from ...runs.read import client_evaluation, fairness
-from .. import Figure
-from ..figure_runs import SEED, finished, note, out_of
-from ..grid import Grid, gather
+from ..figure_runs import SEED, Figure, finished, note, out_of
+from ..table import gather
 from .tables import FAIRNESS, tables
 
 CLIENT = 0  # the paper does not say which client it shows: ours is the first

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..grid import Column, Grid, Reported, Row, percent
+from ...runs.grid import Column, Grid, Reported, Row, percent
 
 # Section 3.1. Batch and weight decay are FedRep's code: the paper gives neither.
 WORDS = (

@@ -25,15 +25,15 @@ from ...engines.sequential import owned
 from ...plots.style import COLOURS, pyplot, save
 from ...report.client_figures import accuracy_bars, grouped_bars
 from ...runs.folder import RunFolder
+from ...runs.grid import Grid, affects_results
 from ...runs.opened import OpenedRun
 from ...runs.read import bytes_until, client_evaluation, fairness
 from ...selection.agent import Learns, Situation, first_agent, situation
 from ...selection.pruning import Choice, Costs, ranked
 from ...selection.search import WAVE, Accuracies, search
 from ...selection.sub_models import SubModel, device_name
-from .. import Figure
-from ..figure_runs import SEED, finished, note, out_of
-from ..grid import Grid, decides, gather
+from ..figure_runs import SEED, Figure, finished, note, out_of
+from ..table import gather
 from .tables import (
     INFERENCE,
     TO_80,
@@ -385,7 +385,7 @@ def listed(
     """A table in Markdown, beside the numbers."""
     lines = [f"# spatl/{path.name}: {about}", "", f"| {' | '.join(head)} |", "| --- |" + " ---: |" * (len(head) - 1)]
     lines += [f"| {' | '.join(row)} |" for row in rows]
-    changes = " ".join(word for word in words if decides(word.partition("=")[0]))
+    changes = " ".join(word for word in words if affects_results(word.partition("=")[0]))
     changed = f"Changed from the paper's protocol: `{changes}`." if changes else "The paper's protocol."
     lines += ["", *(f"- {each}" for each in (*notes, changed, f"Seed {SEED}."))]
     beside = path.with_name(f"{path.name}.md")

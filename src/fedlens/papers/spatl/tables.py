@@ -24,12 +24,12 @@ from ...core.run import Turn, job_of
 from ...core.tree import Tree
 from ...engines.sequential import Sequential, tuned
 from ...runs.folder import RunFolder
+from ...runs.grid import Column, Grid, Reported, Row, merged, percent
 from ...runs.opened import OpenedRun
 from ...selection import sub_models as selection
 from ...selection.pruning import Kept, settled, sliced
 from ...selection.sub_models import BATCH, RULES, Judge, SubModel
 from ...simulate.progress import counted
-from ..grid import Column, Grid, Reported, Row, laid, percent
 
 # Section 4.1 and, where that is silent, the released code: batch 64, momentum 0.9, decay 1e-5, crop and flip.
 WORDS = (
@@ -142,7 +142,7 @@ def tables() -> list[Grid]:
         "clients' own models where 10,000 images are no client's: the encoders of spatl/transfer",
         {name: Row(METHODS[name]) for name in ("spatl", "scaffold", "fedavg")},
         {"vgg11": COLUMNS["vgg11"]},
-        tuple(laid((*WORDS, *APART)).values()),
+        tuple(merged((*WORDS, *APART)).values()),
         {("spatl", "vgg11"): Reported(TRANSFER[0])},
         measure=accuracy_of,
         measured=accuracy.measured,

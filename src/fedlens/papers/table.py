@@ -1,0 +1,227 @@
+"""A paper's table beside our runs: what is missing is run, what is done is read."""
+
+from __future__ import annotations
+
+import csv
+import io
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import BadInput
+from ..core.files import write_atomic, write_json
+from ..runs.grid import Cell, Grid, Reported, deviation, mean, placement, protocol_name, runs_of, stored
+from ..simulate.finish import GOES_WRONG, finish, reason
+from ..simulate.run import Watcher
+
+
+@dataclass(frozen=True)
+class Done:
+    """A finished run of a cell."""
+
+    value: float
+    rounds: int
+    images: int
+    place: str  # device and precision
+    run: str
+
+
+def reproduce(
+    grid: Grid,
+    out: Path,
+    *,
+    rows: Sequence[str] = (),
+    columns: Sequence[str] = (),
+    seeds: Sequence[int] = (0,),
+    words: Sequence[str] = (),
+    watch: Callable[[], AbstractContextManager[Watcher]],
+    say: Callable[[str], None] = lambda text: None,
+) -> Table:
+    """Run what is missing, one cell after another, the first seed of all of them first; the table after each of them.
+
+    Interrupted, it goes on where it stopped when it is called again.
+    """
+    cells = grid.cells(rows, columns, words)
+    table = gather(grid, out, words, cells)
+    table.write()
+    failures: dict[tuple[str, str, int], str] = {}
+    for seed in seeds:
+        for cell in cells:
+            if seed in table.done[cell.row, cell.column]:
+                continue
+            try:
+                with watch() as watcher:
+                    finish(cell.at(out, seed), placement(words), watcher, among=out)
+            except GOES_WRONG as error:
+                failures[cell.row, cell.column, seed] = reason(error)
+            table = replace(table.read(), failures=failures)
+            table.write()
+            say(table.numbers())
+    return table
+
+
+def gather(grid: Grid, out: Path, words: Sequence[str], asked: Sequence[Cell] = ()) -> Table:
+    """All that is finished under this protocol, whoever ran it."""
+    cells = grid.fitting(words)
+    changed = {change for cell in cells for change in cell.changes}
+    lacking = {word for column in grid.columns.values() for word in column.instead}
+    return Table(grid, out, protocol_name(grid.name, sorted(changed - lacking)), cells, asked).read()
+
+
+@dataclass(frozen=True)
+class Table:
+    """What is known: {(row, column): {seed: Done}}."""
+
+    grid: Grid
+    out: Path
+    name: str  # the grid's, and its protocol
+    cells: Sequence[Cell]
+    asked: Sequence[Cell] = ()  # shown although nothing is done
+    done: Mapping[tuple[str, str], Mapping[int, Done]] = field(default_factory=dict)
+    begun: Mapping[tuple[str, str, int], str] = field(default_factory=dict)
+    failures: Mapping[tuple[str, str, int], str] = field(default_factory=dict)
+
+    def read(self) -> Table:
+        """With what the runs' folders hold now."""
+        done: dict[tuple[str, str], dict[int, Done]] = {}
+        begun: dict[tuple[str, str, int], str] = {}
+        for cell in self.cells:
+            found = done.setdefault((cell.row, cell.column), {})
+            for seed, folder in runs_of(cell, self.out):
+                result = folder.result()
+                if result is None:
+                    saved, rounds = max(folder.rounds(), default=0), len(cell.experiment.timetable())
+                    begun[cell.row, cell.column, seed] = f"{saved} of {rounds} rounds are saved"
+                    continue
+                try:
+                    experiment = stored(folder, cell.at(self.out, seed))
+                except BadInput:  # said when this cell is asked for
+                    continue
+                if (value := self.grid.measure(result)) is not None:
+                    card, path = folder.passport(), str(folder.path.relative_to(self.out))
+                    place = f"{card['device_name']}, {card['precision']}"
+                    found[seed] = Done(value, experiment.rounds, card["data"]["images"], place, path)
+        return replace(self, done=done, begun=begun)
+
+    @property
+    def shown(self) -> Sequence[Cell]:
+        """Cells that are done or asked for; all, where none is."""
+        return [cell for cell in self.cells if self.done[cell.row, cell.column] or cell in self.asked] or self.cells
+
+    def write(self) -> None:
+        """As Markdown, CSV and JSON."""
+        path = self.out / self.name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        entries = self.entries()
+        lines = io.StringIO()
+        table = csv.DictWriter(lines, [key for key in entries[0] if key != "runs"], extrasaction="ignore")
+        table.writeheader()
+        table.writerows(entries)
+        whole = {
+            "table": self.grid.name,
+            "about": self.grid.about,
+            "measured": self.grid.measured,
+            "protocol": list(self.grid.words),
+            "cells": entries,
+            "failures": [
+                {"row": row, "column": column, "seed": seed, "why": why} for (row, column, seed), why in self._failed()
+            ],
+        }
+        write_json(path.with_name(f"{path.name}.json"), whole)
+        for ending, text in ((".md", self.markdown()), (".csv", lines.getvalue())):
+            write_atomic(path.with_name(path.name + ending), text.encode())
+
+    def entries(self) -> list[dict[str, Any]]:
+        """One for each cell, run or not."""
+        found = []
+        for cell in self.shown:
+            done = self.done[cell.row, cell.column]
+            paper = self.grid.paper.get((cell.row, cell.column))
+            found.append(
+                {
+                    "row": cell.row,
+                    "column": cell.column,
+                    "mean": mean([one.value for one in done.values()]),
+                    "std": deviation([one.value for one in done.values()]),
+                    "seeds": len(done),
+                    "rounds": max((one.rounds for one in done.values()), default=None),
+                    "paper": paper and paper.mean,
+                    "paper_std": paper and paper.std,
+                    "initial_weights": _weights(cell),
+                    "changed": " ".join(cell.changes),
+                    "runs": {seed: vars(one) for seed, one in done.items()},
+                }
+            )
+        return found
+
+    def markdown(self) -> str:
+        return "\n".join([f"# {self.grid.name}: {self.grid.about}", "", self.numbers(), *self._notes()]) + "\n"
+
+    def numbers(self) -> str:
+        """Ours and the paper's, in Markdown."""
+        rows, columns = (list(dict.fromkeys(getattr(cell, of) for cell in self.shown)) for of in ("row", "column"))
+        papers = [column for column in columns if any((row, column) in self.grid.paper for row in rows)]
+        head = ["", *(name for column in columns for name in ([column, "paper"] if column in papers else [column]))]
+        lines = ["| " + " | ".join(head) + " |", "| --- |" + " ---: |" * (len(head) - 1)]
+        for row in rows:
+            numbers = []
+            for column in columns:
+                numbers.append(_ours(self.done.get((row, column), {})))
+                if column in papers:
+                    numbers.append(_theirs(self.grid.paper.get((row, column))))
+            lines.append("| " + " | ".join([row, *numbers]) + " |")
+        return "\n".join(lines) + "\n"
+
+    def _notes(self) -> Iterator[str]:
+        yield f"- {self.grid.measured}; mean ± standard deviation over seeds (n - 1), then seeds x rounds."
+        yield f"- Each cell: `fedlens run {shlex.join(self.grid.words)} ...`; empty: not run."
+        for said, columns in self._by_column(lambda cell: " ".join(cell.changes)):
+            yield f"- Protocol of {columns}: " + (f"changed from the paper's by `{said}`." if said else "the paper's.")
+        for said, columns in self._by_column(_weights):
+            yield f"- Initial weights of {columns}: {said}."
+        for said, columns in self._by_column(lambda cell: self._said_of(cell, lambda one: f"{one.images:,} images")):
+            yield from [f"- Data of {columns}: {said}."] if said else []
+        for said, columns in self._by_column(lambda cell: self._said_of(cell, lambda one: one.place)):
+            yield from [f"- Ran on ({columns}): {said}."] if said else []
+        yield from (f"- {note}" for note in self.grid.notes)
+        yield from (
+            f"- Begun: {row}, {column}, seed {seed}: {said}." for (row, column, seed), said in self.begun.items()
+        )
+        yield from (f"- Failed: {row}, {column}, seed {seed}: {why}." for (row, column, seed), why in self._failed())
+
+    def _by_column(self, said: Callable[[Cell], str]) -> Iterator[tuple[str, str]]:
+        """What is said of cells, once, with the columns it holds for."""
+        columns: dict[str, dict[str, None]] = {}
+        for cell in self.shown:
+            columns.setdefault(said(cell), {})[cell.column] = None
+        for text, names in columns.items():
+            yield text, ", ".join(names)
+
+    def _said_of(self, cell: Cell, what: Callable[[Done], str]) -> str:
+        return "; ".join(dict.fromkeys(what(one) for one in self.done[cell.row, cell.column].values()))
+
+    def _failed(self) -> list[tuple[tuple[str, str, int], str]]:
+        return [(where, why.removesuffix(".")) for where, why in self.failures.items()]
+
+
+def _weights(cell: Cell) -> str:
+    named = getattr(cell.experiment.model, "weights", "")
+    return {"": "drawn at random"}.get(named, Path(named).name if named.endswith(".safetensors") else named)
+
+
+def _ours(done: Mapping[int, Done]) -> str:
+    values = [one.value for one in done.values()]
+    middle, spread = mean(values), deviation(values)
+    if middle is None:
+        return ""
+    rounds = "/".join(map(str, sorted({one.rounds for one in done.values()})))
+    return f"{middle:.2f}" + ("" if spread is None else f" ± {spread:.2f}") + f" ({len(values)} x {rounds})"
+
+
+def _theirs(paper: Reported | None) -> str:
+    if paper is None:
+        return ""
+    return f"{paper.mean:g}" + ("" if paper.std is None else f" ± {paper.std:g}")
