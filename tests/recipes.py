@@ -33,7 +33,6 @@ from fedlens.algorithms import (
     LGFedAvg,
     Local,
     Moon,
-    OfficialSPATL,
     Scaffold,
 )
 from fedlens.core.algorithm import Errand, Recipe
@@ -142,7 +141,7 @@ RECIPES = {
     "spatl, norms": SPATL(selector="l2_global", constraint="params", budget=0.6, control_at="post_step"),
     "spatl, no transfer": SPATL(selector="rl", private="none", agent="fresh", episodes=2, control_scale=0.5),
     "spatl, no control": SPATL(selector="random", budget=0.5, control_scale=0.0, server_lr=0.5),
-    "spatl_official": OfficialSPATL(private="predictor"),
+    "spatl, official": SPATL(**SPATL.presets["official"] | {"private": "predictor"}),
     "fedsls, spatl+ft": FedSLS(FineTuned(SPATL(selector="all")), pretrain_epochs=0),
     "feddisco, scaffold": FedDISCO(Scaffold(), target="global", discrepancy="l1"),
     "feddisco, moon": FedDISCO(Moon(), a=2.0),

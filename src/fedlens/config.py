@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from .algorithms import ALGORITHMS
+from .algorithms import ALGORITHMS, FORMERLY
 from .core.algorithm import Recipe
 from .core.cohort import COHORTS, Cohort
 from .core.errors import BadInput, nearest
@@ -312,6 +312,8 @@ def _shorthand(kind: type, name: Any, path: str) -> tuple[Any, dict[str, Any]]:
         return ("uniform", {"count": name}) if isinstance(name, int) else ("fraction", {"share": name})
     if not isinstance(name, str):
         return name, {}
+    if kind is Recipe:
+        name = FORMERLY.get(name.lower().replace("-", "_"), name)
     if kind is Recipe and name.lower().endswith("+ft"):
         return "finetune", {"base": name[:-3]}
     if kind is Recipe and "/" in name and ":" not in name:

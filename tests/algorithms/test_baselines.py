@@ -35,9 +35,9 @@ from fedlens.algorithms import (
     Moon,
     Scaffold,
 )
-from fedlens.algorithms.fedaux import Score, WeightedDistillation, contrast, logistic, pretrained, view
+from fedlens.algorithms.fedaux import ScorePublicImages, WeightedDistillation, contrast, logistic, pretrained, view
 from fedlens.algorithms.feddisco import discrepancy, weighed
-from fedlens.algorithms.fedfed import Distil, Exchange
+from fedlens.algorithms.fedfed import Distil, ResidualExchange
 from fedlens.algorithms.fedftg import labels_like
 from fedlens.algorithms.fedgen import class_shares
 from fedlens.core.algorithm import Server
@@ -560,7 +560,7 @@ def test_fedfed_shares_all_residuals_once_and_then_trains_afresh():
     recipe = replace(FED, base=Scaffold())
     state, seen = carried_out(recipe)
     kinds = [type(job.stage.algorithm).__name__ for job, _ in seen]
-    assert kinds == ["Distil"] * 3 + ["Exchange"] + ["Scaffold"] * 3
+    assert kinds == ["Distil"] * 3 + ["ResidualExchange"] + ["Scaffold"] * 3
     uploads = [reply.upload for reply in seen[3][1]]
     assert [len(u.y) for u in uploads] == [2 * n for n in SIZES] and len(state.shared.y) == 2 * sum(SIZES)
     assert set(seen[3][0].download) == {"vae"} and seen[4][0].stage.fresh and "vae" not in state
@@ -682,14 +682,16 @@ def test_a_ticket_links_messages_and_does_not_lead_to_the_noise():
         noise = [by.sigma(9) * normal(seed, 9).double() for seed in (secret, told)]
         guesses = [float((sent - each - clean).norm()) for each in noise]
         assert guesses[0] < by.sigma(9) / 100 and guesses[1] > by.sigma(9)  # who has the key has the regression
-    said = Score(by=AUX).statement()
+    said = ScorePublicImages(by=AUX).statement()
     assert any("ticket" in each for each in said.not_covered) and "nodes draw it from the run's seed" in said.randomness
 
 
 @pytest.mark.parametrize("negatives", [0.1, 0.5])
 def test_some_public_images_are_negatives(negatives):
     """The others are scored and distilled on."""
-    state = Score(by=replace(AUX, negatives=negatives)).setup(Server(network(), Tree(), 2, auxiliary=public_data()))
+    state = ScorePublicImages(by=replace(AUX, negatives=negatives)).setup(
+        Server(network(), Tree(), 2, auxiliary=public_data())
+    )
     apart = round(20 * negatives)
     assert [len(state.shared[name]) for name in ("negatives", "others")] == [apart, 20 - apart]
     assert len(state.distil.unique()) == 20 - apart
@@ -702,7 +704,7 @@ def test_all_or_no_public_images_as_negatives_are_refused(negatives, count):
 
 
 def test_what_is_released_twice_is_stated_twice(tmp_path):
-    score, written = PLAN.errand(Score(by=AUX)), {}
+    score, written = PLAN.errand(ScorePublicImages(by=AUX)), {}
     rounds = [score, replace(PLAN, algorithm=FedAvg()), score]
     said = Disclosure(tmp_path / "privacy.json", [(stage, 0, 0) for stage in rounds], len(SIZES), 0)
     for done, releases in ((1, 1), (2, 1), (3, 2)):
@@ -766,10 +768,10 @@ def test_pretraining_tells_images_apart_and_leaves_the_head():
 def test_fedaux_refuses_a_run_without_public_data():
     with pytest.raises(BadInput, match=r"fedaux distils on public data.*auxiliary="):
         carried_out(FedAux(), auxiliary=None)
-    said = Score(by=replace(AUX, delta=1e-4, regularisation=0.5)).statement()
+    said = ScorePublicImages(by=replace(AUX, delta=1e-4, regularisation=0.5)).statement()
     assert (said.epsilon, said.delta, said.holds) == (5.0, 1e-4, True) and "lambda is 0.5" in said.sensitivity
     assert said.details["sigma_of_10000_images"] == replace(AUX, delta=1e-4, regularisation=0.5).sigma(10_000)
-    assert Exchange(by=FED).statement().epsilon is None
+    assert ResidualExchange(by=FED).statement().epsilon is None
 
 
 # ---- runs ------------------------------------------------------------------------------------------------------------
@@ -912,7 +914,9 @@ def test_fedaux_under_dp_is_refused_before_scores_leave(folder, tmp_path):
 def test_messages_and_work_are_those_of_some_public_images(folder):
     """No training at the server: two thousand steps of SimCLR would change neither."""
     experiment = config.read(None, [*words(folder, "fedaux"), "algorithm.negatives=0.001"])
-    leaves = {(leaf.where, leaf.name): leaf for leaf in describe(experiment, 3, 1, 8) if leaf.stage == "Score"}
+    leaves = {
+        (leaf.where, leaf.name): leaf for leaf in describe(experiment, 3, 1, 8) if leaf.stage == "ScorePublicImages"
+    }
     assert leaves["shared", "negatives"].shape == (1, 8) and leaves["shared", "others"].shape == (9, 8)
     assert leaves["up", "scores"].bytes == 9 * 4
     assert list(work_of(experiment, experiment.data.load())) == [

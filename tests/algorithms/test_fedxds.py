@@ -16,7 +16,7 @@ import fedlens.algorithms.fedxds as fedxds_module
 from fedlens import config
 from fedlens.algorithms import PSE, FedAvg, FedDecorr, FedFed, FedPer, FedProx, FedXDS, FineTuned, Scaffold
 from fedlens.algorithms._sharing import WithSharedData, assembled, packed, unpacked
-from fedlens.algorithms.fedxds import BOUNDED, FIG2C, METRIC, OFFICIAL, PAPER, Exchange
+from fedlens.algorithms.fedxds import BOUNDED, FIG2C, METRIC, OFFICIAL, PAPER, MaskedExchange
 from fedlens.attribution import attribute
 from fedlens.core.algorithm import Client
 from fedlens.core.batches import Dataset, Federation
@@ -618,14 +618,14 @@ def test_a_run_says_what_it_promises(tmp_path):
 
 def test_a_damaged_gift_stops_the_run_and_nothing_is_lost(tmp_path, monkeypatch):
     simulate.run(experiment(tmp_path, "whole"))
-    honest = Exchange.finish
+    honest = MaskedExchange.finish
 
     def damaged(self, client, local):
         upload, memory = honest(self, client, local)
         return upload.replace(x=upload.x / 0), memory
 
     with monkeypatch.context() as patched:
-        patched.setattr(Exchange, "finish", damaged)
+        patched.setattr(MaskedExchange, "finish", damaged)
         with pytest.raises(RunFailed, match="shared data of client 1 of 3 are damaged: x has values"):
             simulate.run(experiment(tmp_path, "hurt"))
     simulate.resume(tmp_path / "hurt")

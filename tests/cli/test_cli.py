@@ -338,9 +338,7 @@ def names(text: str) -> set[str]:
 
 @pytest.mark.parametrize("algorithm", [name for name, part in ALGORITHMS.items() if issubclass(part, Algorithm)])
 def test_docstrings_tell_the_traffic(algorithm):
-    model = {"spatl": ["model=cnn2"], "spatl_official": ["model=cnn2"], "pse": ["model=pse_net"]}.get(
-        algorithm, ["model=mlp", "model.hidden=8"]
-    )
+    model = {"spatl": ["model=cnn2"], "pse": ["model=pse_net"]}.get(algorithm, ["model=mlp", "model.hidden=8"])
     experiment = config.read(None, [f"algorithm={algorithm}", *model])
     found = describe(experiment, 10, 1, 28)
     told = TRAFFIC.search(type(experiment.algorithm).__doc__ or "")

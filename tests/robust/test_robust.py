@@ -37,7 +37,7 @@ from fedlens.robust import (
     DEFENCES,
     Backdoor,
     Claims,
-    Clip,
+    ClipUploads,
     GeometricMedian,
     Krum,
     LabelFlip,
@@ -118,7 +118,7 @@ BY_HAND = {
 
 
 def test_all_are_tested():
-    tested = {type(rule) for rule, _, _ in BY_HAND.values()} | {Clip, Claims}
+    tested = {type(rule) for rule, _, _ in BY_HAND.values()} | {ClipUploads, Claims}
     assert tested == set(DEFENCES.values())
 
 
@@ -161,7 +161,7 @@ def test_whatever_mean_follows_yields_the_centre(rule):
     np.testing.assert_allclose(flat(state.model.params), flat(rule(server, some)[0].delta.params), rtol=1e-13)
 
 
-@pytest.mark.parametrize("defence", [*RULES, Clip(), Clip(1.0), Claims()], ids=str)
+@pytest.mark.parametrize("defence", [*RULES, ClipUploads(), ClipUploads(1.0), Claims()], ids=str)
 def test_the_order_of_clients_does_not_matter(defence):
     some = uploads(11)
     order = numpy_generator(4).permutation(11)
@@ -186,7 +186,7 @@ def test_rounds_of_few_uploads(rule, count):
 # ---- bounds ----------------------------------------------------------------------------------------------------------
 def test_clip_shortens_to_the_median_norm_of_each_part():
     some = [upload(0), upload(1, 0.1), upload(2, 50.0), upload(3), upload(4)]
-    found = Clip()(SERVER, some)
+    found = ClipUploads()(SERVER, some)
     for part, points in parts(some).items():
         lengths = np.linalg.norm(points, axis=1)
         scale = np.minimum(1, np.median(lengths) / lengths)
@@ -196,14 +196,14 @@ def test_clip_shortens_to_the_median_norm_of_each_part():
 
 def test_a_norm_that_is_given_bounds_the_parameters():
     some = uploads(5)
-    found = parts(Clip(0.25)(SERVER, some))
+    found = parts(ClipUploads(0.25)(SERVER, some))
     np.testing.assert_allclose(np.linalg.norm(found["params"], axis=1), 0.25, rtol=1e-13)
-    np.testing.assert_array_equal(found["control"], parts(Clip()(SERVER, some))["control"])
+    np.testing.assert_array_equal(found["control"], parts(ClipUploads()(SERVER, some))["control"])
 
 
 def test_what_is_not_finite_is_clipped_to_nothing():
     broken = upload(3).map(lambda leaf: leaf * math.nan)
-    found = Clip()(SERVER, [upload(0), upload(1), broken.replace(weight=torch.tensor(1.0)), upload(2)])
+    found = ClipUploads()(SERVER, [upload(0), upload(1), broken.replace(weight=torch.tensor(1.0)), upload(2)])
     assert not np.any(parts(found)["params"][2]) and np.isfinite(parts(found)["params"]).all()
 
 
@@ -267,7 +267,7 @@ def test_nothing_finite_is_one_sentence():
 
 
 def test_a_round_without_updates_is_not_taken_for_defended():
-    for defence in (Median(), Clip()):
+    for defence in (Median(), ClipUploads()):
         with pytest.raises(BadInput, match="defences act on delta, and this method uploads model, weight"):
             defence(SERVER, [Tree(model=upload(0).delta, weight=torch.tensor(1.0))])
 
@@ -376,7 +376,7 @@ ATTACKED = {
     "scaffold, signflip, krum": (Scaffold(), (Krum(0.0),), SignFlip(share=0.4), ()),
     "feddyn, noise, geometric median": (FedDyn(), (GeometricMedian(),), Noise(share=0.4), ()),
     "fednova, boosted, trimmed": (FedNova(), (Claims(), TrimmedMean(0.3)), Backdoor(share=0.4, strength=5.0), ()),
-    "fedavg, topk, clip": (FedAvg(), (Clip(),), SignFlip(share=0.4), (TopK(0.5),)),
+    "fedavg, topk, clip": (FedAvg(), (ClipUploads(),), SignFlip(share=0.4), (TopK(0.5),)),
     "fedsls, median": (FedSLS(pretrain_epochs=0), (Median(),), Noise(share=0.4), (UplinkClip(0.5),)),
 }
 
@@ -568,7 +568,7 @@ def test_configuration():
         return config.read(words=words.split())
 
     assert of("defences=[median]").defences == (Median(),)
-    assert of("defences=clip,trimmed_mean defence.trimmed_mean.trim=0.1").defences == (Clip(), TrimmedMean(0.1))
+    assert of("defences=clip,trimmed_mean defence.trimmed_mean.trim=0.1").defences == (ClipUploads(), TrimmedMean(0.1))
     assert of("defence=trimmedmean defence.trim=0.2").defences == (TrimmedMean(0.2),)
     assert of("defences=claims defences.most=5").defences == (Claims(5.0),)
     assert of("attack.kind=signflip attack.share=0.3 attack.strength=2").attack == SignFlip(0.3, 2.0)

@@ -1,37 +1,37 @@
-"""One file per paper. Adding one is a file here and a line in this list."""
+"""One file per paper. Adding one is a file here, its import and its name below."""
 
 from ..core.algorithm import Recipe
-from .apfl import APFL
-from .ditto import Ditto
-from .fedau import FedAU
-from .fedaux import FedAux
-from .fedavg import FedAvg
-from .fedavgm import FedAvgM
-from .fedbn import FedBN
-from .feddecorr import FedDecorr
-from .feddf import FedDF
-from .feddisco import FedDISCO
-from .feddyn import FedDyn
-from .fedfed import FedFed
-from .fedftg import FedFTG
-from .fedgen import FedGen
-from .fedmtl import FedMTL
-from .fednova import FedNova
-from .fedper import FedPer
-from .fedprox import FedProx
-from .fedrep import FedRep
-from .fedsam import FedSAM
-from .fedsl import FedSL
-from .fedsls import FedSLS
-from .fedxds import FedXDS
-from .finetune import FineTuned
-from .l2gd import L2GD
-from .lgfedavg import LGFedAvg
-from .local import Local
-from .moon import Moon
-from .pse import PSE
-from .scaffold import Scaffold
-from .spatl import SPATL, OfficialSPATL
+from .apfl import APFL as APFL
+from .ditto import Ditto as Ditto
+from .fedau import FedAU as FedAU
+from .fedaux import FedAux as FedAux
+from .fedavg import FedAvg as FedAvg
+from .fedavgm import FedAvgM as FedAvgM
+from .fedbn import FedBN as FedBN
+from .feddecorr import FedDecorr as FedDecorr
+from .feddf import FedDF as FedDF
+from .feddisco import FedDISCO as FedDISCO
+from .feddyn import FedDyn as FedDyn
+from .fedfed import FedFed as FedFed
+from .fedftg import FedFTG as FedFTG
+from .fedgen import FedGen as FedGen
+from .fedmtl import FedMTL as FedMTL
+from .fednova import FedNova as FedNova
+from .fedper import FedPer as FedPer
+from .fedprox import FedProx as FedProx
+from .fedrep import FedRep as FedRep
+from .fedsam import FedSAM as FedSAM
+from .fedsl import FedSL as FedSL
+from .fedsls import FedSLS as FedSLS
+from .fedxds import FedXDS as FedXDS
+from .finetune import FineTuned as FineTuned
+from .l2gd import L2GD as L2GD
+from .lgfedavg import LGFedAvg as LGFedAvg
+from .local import Local as Local
+from .moon import Moon as Moon
+from .pse import PSE as PSE
+from .scaffold import Scaffold as Scaffold
+from .spatl import SPATL as SPATL
 
 ALGORITHMS = {
     "apfl": APFL,
@@ -65,8 +65,9 @@ ALGORITHMS = {
     "pse": PSE,
     "scaffold": Scaffold,
     "spatl": SPATL,
-    "spatl_official": OfficialSPATL,
 }
+
+FORMERLY = {"spatl_official": "spatl/official"}  # names that earlier versions had for them
 
 
 def name_of(recipe: Recipe) -> str:
@@ -74,41 +75,3 @@ def name_of(recipe: Recipe) -> str:
     kind = type(recipe)
     known = (name for name, part in ALGORITHMS.items() if part is kind)
     return next(known, f"{kind.__module__}:{kind.__qualname__}")
-
-
-__all__ = [
-    "ALGORITHMS",
-    "APFL",
-    "L2GD",
-    "PSE",
-    "SPATL",
-    "Ditto",
-    "FedAU",
-    "FedAux",
-    "FedAvg",
-    "FedAvgM",
-    "FedBN",
-    "FedDF",
-    "FedDISCO",
-    "FedDecorr",
-    "FedDyn",
-    "FedFTG",
-    "FedFed",
-    "FedGen",
-    "FedMTL",
-    "FedNova",
-    "FedPer",
-    "FedProx",
-    "FedRep",
-    "FedSAM",
-    "FedSL",
-    "FedSLS",
-    "FedXDS",
-    "FineTuned",
-    "LGFedAvg",
-    "Local",
-    "Moon",
-    "OfficialSPATL",
-    "Scaffold",
-    "name_of",
-]

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core.algorithm import Stage, chain
+from ..core.algorithm import Client, Errand, Stage, chain
+from ..core.batches import Shard
 from ..core.errors import BadInput, RunFailed
+from ..core.network import Network
 from ..core.objective import cross_entropy
 from ..core.rng import fold, uniform
 from ..core.tree import Tree
-from .fedaux import Score
+from ..privacy.statement import Statement
+from .fedaux import ScorePublicImages
 from .pse import PSE
 
 Form = Literal["float32", "float16", "uint8"]
@@ -32,11 +35,46 @@ def can_share(stage: Stage, name: str) -> None:
                 f"algorithm.base of {name} cannot be pse, which asks two networks about the same images; "
                 "fedper or fedrep keep a private head and can share"
             )
-        if isinstance(part, Score):
+        if isinstance(part, ScorePublicImages):
             raise BadInput(
                 f"algorithm.base of {name} cannot be fedaux, whose features of public images would take the place of "
                 "what clients share; feddf can share"
             )
+
+
+@dataclass(frozen=True)
+class Exchange(Errand):
+    """Every client gives examples to all, once. A subclass says in `finish` what leaves of them."""
+
+    by: Any = None  # the method whose exchange this is
+
+    evaluated_as: ClassVar = ()  # no model moves
+    fills_shared: ClassVar = True  # another that does would take its place
+
+    def classes(self, net: Network) -> int | None:
+        """How many labels there are; None where the network does not say."""
+        raise NotImplementedError(f"{type(self).__name__} does not say how many classes there are")
+
+    def given(self, client: Client) -> Shard:
+        """The examples that a client gives."""
+        return client.data
+
+    def released(self, net: Network, download: Tree, x: Tensor, y: Tensor, seed: Tensor) -> Tree:
+        """What would leave of other images: anybody who knows the method and its download can tell."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what leaves of images")
+
+    def one_of_each(self, count: int) -> Tensor:
+        """Places of one release for each image among so many releases of a client."""
+        return torch.arange(count)
+
+    def validate_upload(self, server, upload, expected):
+        return fault(upload, expected, self.classes(server.net))
+
+    def aggregate(self, server, uploads):
+        return server.state.replace(shared=assembled(uploads, self.classes(server.net)))
+
+    def statement(self) -> Statement:
+        return self.by.statement()
 
 
 # ---- on the way ------------------------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ class FedAux:
             raise BadInput("uplink dp protects delta alone, but fedaux also uploads scores and a ticket")
         training = WeightedDistillation(steps=self.steps, batch=self.batch, lr=self.lr)
         for stage in training.stages(plan):
-            yield replace(stage.errand(Score(base=stage.algorithm, by=self)), fresh=stage.fresh)
+            yield replace(stage.errand(ScorePublicImages(base=stage.algorithm, by=self)), fresh=stage.fresh)
             yield replace(stage, fresh=False)
 
     def sigma(self, examples: int) -> float:
@@ -73,7 +73,7 @@ class FedAux:
 
 
 @dataclass(frozen=True)
-class Score(Errand):
+class ScorePublicImages(Errand):
     """Every client scores the public images. down: as its base, features of public images once; up: scores, ticket
 
     memory: ticket, a number by which the server finds a client's scores again
@@ -207,7 +207,7 @@ def logistic(x: Tensor, sign: Tensor, regularisation: float) -> Tensor:
 
 
 # ---- the first model -------------------------------------------------------------------------------------------------
-class Projection(nn.Sequential):
+class ContrastiveHead(nn.Sequential):
     """From features to where SimCLR compares them; thrown away afterwards."""
 
     def __init__(self, width: int):
@@ -219,7 +219,7 @@ def pretrained(server: Server, model: Tree, data: Dataset, by: FedAux) -> Tree:
     net, (width, _) = server.net, head_shape(server.net, "fedaux")
     like = next(iter(model.params.values()))
     model = model.clone()
-    projection = first_weights(Projection, width, seed=key(server.key, "projection"), like=like)
+    projection = first_weights(ContrastiveHead, width, seed=key(server.key, "projection"), like=like)
     both, descent = Tree(body=model.params, projection=projection.params), Adam(by.pretrain_lr)
     state = descent.init(both)
     size = min(by.pretrain_batch, max(len(data), 1))
@@ -230,7 +230,7 @@ def pretrained(server: Server, model: Tree, data: Dataset, by: FedAux) -> Tree:
         with torch.enable_grad():
             pair = torch.cat([view(x, fold(seed, name)) for name in ("one", "other")])
             out = net.forward(model.replace(params=params.body), pair, train=True, key=fold(seed, "network"))
-            seen = structure(Projection, width).apply(
+            seen = structure(ContrastiveHead, width).apply(
                 projection.replace(params=params.projection), passed, out.features.flatten(1)
             )
             grads = grad(contrast(seen), params)

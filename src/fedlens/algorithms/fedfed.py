@@ -1,20 +1,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core.algorithm import Algorithm, Errand, Recipe
+from ..core.algorithm import Algorithm, Recipe
 from ..core.fields import Count, NonNegative, Positive
 from ..core.optimizer import Adam
 from ..core.rng import fold, normal
 from ..core.tree import Tree, grad, mean
 from ..models.generators import Vae, first_weights, head_shape, structure
 from ..privacy.statement import SEEDED_AT_NODES, Statement
-from ._sharing import Form, WithSharedData, assembled, can_share, fault, packed
+from ._sharing import Exchange, Form, WithSharedData, can_share, packed
 from .fedavg import FedAvg
 
 _BLOCK = 500  # images at a time, on every device: the draws of a block have one key
@@ -53,7 +52,7 @@ class FedFed:
         optimizer = Adam(self.distil_lr)
         how = dict(rounds=self.distil_rounds, epochs=self.distil_epochs, steps=None, optimizer=optimizer)
         yield from Distil(by=self).stages(replace(plan, **how))
-        yield plan.errand(Exchange(by=self))
+        yield plan.errand(ResidualExchange(by=self))
         # One mean over an image and its two companions: a third of the loss is on own images.
         objective = WithSharedData(2 / 3, 2 * plan.size, "convex", plan.objective)
         first, *rest = self.base.stages(replace(plan, objective=objective))
@@ -167,13 +166,10 @@ class Distil(Algorithm):
 
 
 @dataclass(frozen=True)
-class Exchange(Errand):
+class ResidualExchange(Exchange):
     """Every client gives what the autoencoder leaves out. down: vae; up: x, y, and how they are packed"""
 
     by: FedFed = FedFed()
-
-    evaluated_as: ClassVar = ()  # no model moves
-    fills_shared: ClassVar = True  # another that does would take its place
 
     def broadcast(self, server):
         return Tree(vae=server.state.get("vae", Tree()))
@@ -196,16 +192,16 @@ class Exchange(Errand):
         ]
         return Tree({name: torch.cat([gift[name] for gift in released]) for name in released[0]}), Tree()
 
-    def validate_upload(self, server, upload, expected):
-        _, classes = head_shape(server.net, "fedfed")
-        return fault(upload, expected, classes)
+    def released(self, net, download, x, y, seed):
+        return self.by.released(download.vae, x, y, seed)
 
-    def aggregate(self, server, uploads):
-        _, classes = head_shape(server.net, "fedfed")
-        return server.state.replace(shared=assembled(uploads, classes))
+    def one_of_each(self, count):
+        """A second one, with more noise, is behind each block of them."""
+        blocks = torch.arange(count).split(2 * _BLOCK)
+        return torch.cat([block[: len(block) // 2] for block in blocks])
 
-    def statement(self) -> Statement:
-        return self.by.statement()
+    def classes(self, net):
+        return head_shape(net, "fedfed")[1]
 
     def notes(self, replies):
         images = sum(len(reply.upload.y) for reply in replies)

@@ -99,7 +99,7 @@ def bilinear(f: int) -> Callable[[Tensor], Tensor]:
     return lambda x: F.interpolate(x, [math.ceil(side / f) for side in x.shape[2:]], mode="bilinear")
 
 
-class Autoencoder(nn.Module):
+class SaliencyAutoencoder(nn.Module):
     """log2(f) convolutions of stride two and back; the code is not negative, so that its channels do not cancel."""
 
     WIDTH, CODE = 16, 4  # channels
@@ -126,7 +126,7 @@ def autoencoder(client: Client, f: int, epochs: int) -> tuple[Network, Tree]:
     """Trained on the client's own images, from first weights that all share; yet every client's code has its scale."""
     like = pixels(Shard(client.data.whole, client.data.index[:1]))
     with seeded(int(client.received.seed)):
-        net = Network(Autoencoder(like.shape[1], f)).to(like.device)
+        net = Network(SaliencyAutoencoder(like.shape[1], f)).to(like.device)
     weights = net.initial_weights().map(lambda leaf: leaf.to(like))
     descent = Adam(lr=0.01)
     state = descent.init(weights.params)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..attribution import attribute, normalised, top_share
 from ..attribution.masks import kept
-from ..core.algorithm import Client, Errand, Recipe
+from ..core.algorithm import Client, Recipe
 from ..core.batches import Shard
 from ..core.cohort import Everyone, Fraction
 from ..core.errors import BadInput
@@ -23,7 +23,7 @@ from ..core.tree import Tree
 from ..privacy.gaussian import analytic_sigma, classic_sigma, gaussian_epsilon, metric_delta, metric_sigma
 from ..privacy.randomised_response import randomised_response, whole_mask_epsilon
 from ..privacy.statement import SEEDED_AT_NODES, Statement
-from ._sharing import Form, Mix, WithSharedData, assembled, can_share, fault, packed
+from ._sharing import Exchange, Form, Mix, WithSharedData, can_share, packed
 from .fedavg import FedAvg
 
 _METHODS = {"ig": "integrated_gradients", "smoothgrad": "smoothgrad", "inputxgrad": "input_x_gradient"}
@@ -123,7 +123,7 @@ class FedXDS:
         if local:  # the last round's local training is in the exchange: nobody needs its mean
             warming[-1] = replace(last, rounds=last.rounds - 1)
         how = dict(epochs=last.epochs, steps=last.steps, fresh=last.fresh and last.rounds == 1) if local else {}
-        exchange = last.errand(Exchange(base=last.algorithm, by=self, batch=plan.size), **{"fresh": False} | how)
+        exchange = last.errand(MaskedExchange(base=last.algorithm, by=self, batch=plan.size), **{"fresh": False} | how)
         objective = WithSharedData(self.lam, plan.size, self.mix, plan.objective)
         training = [*self.base.stages(replace(plan, objective=objective))]
         for stage in (*warming, *training):
@@ -294,14 +294,11 @@ class FedXDS:
 
 
 @dataclass(frozen=True)
-class Exchange(Errand):
+class MaskedExchange(Exchange):
     """Every client gives its images, as FedXDS masks them. down: as its base; up: x, y, and how they are packed"""
 
     by: FedXDS = FedXDS()
     batch: int = 64
-
-    evaluated_as: ClassVar = ()  # no model moves
-    fills_shared: ClassVar = True  # another that does would take its place
 
     def finish(self, client, local):
         by = self.by
@@ -339,14 +336,14 @@ class Exchange(Errand):
         order = torch.randperm(len(client.data), generator=generator(key(client.key, "share")))[:count].sort().values
         return Shard(client.data.whole, client.data.index[order.to(client.data.index.device)])
 
-    def validate_upload(self, server, upload, expected):
-        return fault(upload, expected, _classes(server.net))
+    def released(self, net, download, x, y, seed):
+        return self.by.released(net, net.initial_weights() | download.get("model", Tree()), x, y, seed)
 
-    def aggregate(self, server, uploads):
-        return server.state.replace(shared=assembled(uploads, _classes(server.net)))
-
-    def statement(self) -> Statement:
-        return self.by.statement()
+    def classes(self, net):
+        """Outputs of the head's last linear layer."""
+        named = net.module.named_modules()
+        last = [part for name, part in named if isinstance(part, nn.Linear) and f"{name}.weight" in net.head]
+        return last[-1].out_features if last else None
 
     def notes(self, replies):
         by, said = self.by, self.by.statement()
@@ -361,13 +358,6 @@ class Exchange(Errand):
             masks = by.mask_beyond_epsilon(math.prod(replies[0].upload.x.shape[2:]))
             notes.append(f"masks by randomised response tell another epsilon of {masks:g} about each image")
         return notes
-
-
-def _classes(net: Network) -> int | None:
-    """Outputs of the head's last linear layer; None where it has none."""
-    named = net.module.named_modules()
-    last = [part for name, part in named if isinstance(part, nn.Linear) and f"{name}.weight" in net.head]
-    return last[-1].out_features if last else None
 
 
 PAPER, OFFICIAL, FIG2C, METRIC, BOUNDED = (

@@ -60,7 +60,8 @@ class SPATL(Algorithm):
     silenced there, though it is not sent. A client that kept back images of one class alone learns nothing from them:
     it takes `uniform`. A search of 30 episodes looks at so few images that its operations are about those of a local
     epoch at most. `l2_global` goes by the root mean square of a filter's weights: by plain norms, layers whose filters
-    have more inputs would win. The preset official has no agent and no selection: it is `spatl_official`.
+    have more inputs would win. The preset official is what the released code does; what its agent selects never reaches
+    the server, so that it has no agent and sends all.
     """
 
     selector: Selector = "rl"  # an agent, the same share of all layers, the largest norms anywhere, chance, all filters
@@ -96,7 +97,12 @@ class SPATL(Algorithm):
             "control_norm": "population",
             "weighed": "uniform",
         },
-        # OfficialSPATL, which says what of the released code this is.
+        # The released code. The stem stays at the clients, too; controls are a hundredth, put on after each step,
+        # learned as if they had acted in full over as many steps, and averaged over the cohort; clients count by their
+        # examples. These are the controls of its `--alg scaffold`: `--alg spatl` has none and lowers the rate by a
+        # hundredth a round, which is control_scale=0 with local.schedule=exponential. Not taken over: the search, which
+        # changes nothing; controls that begin as random networks and cover norms' statistics; rewards and accuracies on
+        # the global test set.
         "official": {
             "selector": "all",
             "private": "predictor_and_stem",
@@ -355,30 +361,6 @@ class SPATL(Algorithm):
                 slope = grad(client.objective(client, mine, batch, Tree(features=features[row], logits=logits)), leaves)
             client.optimizer.update_(params, slope, state)
         return weights | Tree(params=params)
-
-
-@dataclass(frozen=True)
-class OfficialSPATL(SPATL):
-    """What the released code of SPATL does: what its agent selects never reaches the server, so that all is sent.
-
-    The stem stays at the clients, too; controls are a hundredth, put on after each step, learned as if they had acted
-    in full over as many steps, and averaged over the cohort; clients count by their examples. These are the controls of
-    its `--alg scaffold`: `--alg spatl` has none and lowers the rate by a hundredth a round, which is `control_scale=0`
-    with `local.schedule=exponential`. Not taken over: the search, which changes nothing; controls that begin as random
-    networks and cover norms' statistics; rewards and accuracies on the global test set.
-
-    down: model, control; up: delta, control, weight; memory: private, joined, control
-    """
-
-    selector: Selector = "all"
-    private: Literal["predictor", "predictor_and_stem", "none"] = "predictor_and_stem"
-    control_scale: NonNegative = 0.01
-    control_at: Literal["grad", "post_step"] = "post_step"
-    control_over: Literal["reach", "steps"] = "steps"
-    control_norm: Literal["population", "cohort"] = "cohort"
-    weighed: Literal["uniform", "samples"] = "samples"
-
-    presets: ClassVar[dict[str, dict[str, Any]]] = {}  # it is one
 
 
 def stem(net: Network) -> frozenset[str]:

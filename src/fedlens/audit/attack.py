@@ -91,8 +91,7 @@ class Answers:
     def gift(self, errand: Any, round: int, client: int) -> Images:
         """The originals of what a client released in this round."""
         mine = Shard(self.federation.data, self.federation.train[client])
-        chosen = getattr(errand, "given", None)  # FedFed gives all
-        return _images(chosen(_Giver(key(self.seed, "client", round, client), mine)) if chosen else mine)
+        return _images(errand.given(_Giver(key(self.seed, "client", round, client), mine)))
 
     def trained(self, prior: Prior) -> Images:
         """The candidates that are members."""

@@ -28,7 +28,7 @@ from .profiles import Devices
 _FEW, _SOME = 8, 80
 
 
-class Work(NamedTuple):
+class ClientWork(NamedTuple):
     """FLOPs of a client in one round of a stage: of convolutions and matrix products, as torch counts them."""
 
     fixed: float
@@ -54,7 +54,7 @@ class Clock:
     """Seconds of every client in every round, from what it sent and received."""
 
     def __init__(
-        self, turns: Sequence[Turn], work: Mapping[Stage, Work], sizes: Sequence[int], devices: Devices, seed: int
+        self, turns: Sequence[Turn], work: Mapping[Stage, ClientWork], sizes: Sequence[int], devices: Devices, seed: int
     ):
         """`sizes`: how many training examples each client owns."""
         self.stages, self.work = [turn.stage for turn in turns], work
@@ -97,7 +97,7 @@ def count_work(
     shape: Sequence[int],
     classes: int,
     engine: Callable[[Network, Federation], Any],
-) -> dict[Stage, Work]:
+) -> dict[Stage, ClientWork]:
     """Of every stage, counted in a dry run on blank images of this shape; work is linear in their number.
 
     It is the work of a client's second round in a stage, where there is one: SPATL's first search is longer than all
@@ -116,7 +116,7 @@ def count_work(
                 each.run(its, [0])
         some, more, few, trained = (_flops(each, its) for each, its in zip(engines, jobs, strict=True))
         owned, seen = (more - some) / _SOME, passes(training, trains)
-        found[whole] = Work(some - _SOME * owned, owned, (trained - few) / seen if seen else 0.0)
+        found[whole] = ClientWork(some - _SOME * owned, owned, (trained - few) / seen if seen else 0.0)
     return found
 
 

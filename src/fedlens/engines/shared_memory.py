@@ -21,7 +21,7 @@ Where = tuple[torch.dtype, tuple[int, ...], int]  # type, shape, offset
 
 
 @dataclass(frozen=True)
-class Letter:
+class Layout:
     """Where a tree lies."""
 
     file: str
@@ -29,13 +29,13 @@ class Letter:
     empty: tuple[str, ...]
 
 
-class Outbox:
+class Writer:
     """Writes trees into a mapped file, each over the last; a larger one gets a larger file."""
 
     def __init__(self) -> None:
         self._file, self._map = "", memoryview(b"")
 
-    def put(self, tree: Tree) -> Letter:
+    def put(self, tree: Tree) -> Layout:
         leaves, offset = [], 0
         for path, leaf in tree.paths():
             leaves.append((path, (leaf.dtype, tuple(leaf.shape), offset)))
@@ -45,7 +45,7 @@ class Outbox:
             self._file, self._map = _mapped(offset + offset // 4)
         for (_, leaf), (_, where) in zip(tree.paths(), leaves, strict=True):
             _view(self._map, *where).copy_(leaf)
-        return Letter(self._file, tuple(leaves), tuple(empty_branches(tree)))
+        return Layout(self._file, tuple(leaves), tuple(empty_branches(tree)))
 
     def withdraw(self) -> None:
         """Take the file's name away; whoever has opened it keeps the memory, and none is left behind after a crash."""
@@ -53,21 +53,21 @@ class Outbox:
             Path(self._file).unlink(missing_ok=True)
 
 
-class Inbox:
-    """Reads what one Outbox wrote. The sole reader takes the file's name away once it has opened it."""
+class Reader:
+    """Reads what one Writer wrote. The sole reader takes the file's name away once it has opened it."""
 
     def __init__(self, sole: bool = False) -> None:
         self._file, self._map, self._sole = "", memoryview(b""), sole
 
-    def get(self, letter: Letter) -> Tree:
+    def get(self, layout: Layout) -> Tree:
         """The tree, copied: the sender writes over its own."""
-        if letter.leaves and letter.file != self._file:
-            with open(letter.file, "r+b") as file:
-                self._file, self._map = letter.file, memoryview(mmap.mmap(file.fileno(), 0))
+        if layout.leaves and layout.file != self._file:
+            with open(layout.file, "r+b") as file:
+                self._file, self._map = layout.file, memoryview(mmap.mmap(file.fileno(), 0))
             if self._sole:
-                Path(letter.file).unlink(missing_ok=True)
-        leaves = {path: _view(self._map, *where).clone() for path, where in letter.leaves}
-        return nested({**leaves, **{path: Tree() for path in letter.empty}})
+                Path(layout.file).unlink(missing_ok=True)
+        leaves = {path: _view(self._map, *where).clone() for path, where in layout.leaves}
+        return nested({**leaves, **{path: Tree() for path in layout.empty}})
 
 
 def _mapped(size: int) -> tuple[str, memoryview]:

@@ -29,7 +29,7 @@ from ..core.network import Network
 from ..core.tree import Tree
 from .process import keep_freed_memory
 from .sequential import Sequential
-from .shared_memory import Inbox, Outbox
+from .shared_memory import Reader, Writer
 
 Build = Callable[[], tuple[Network, Federation]]
 
@@ -51,7 +51,7 @@ class Worker:
         memories = Memories(storage.folder, storage.limit, storage.round)
         self.engine = Sequential(net, federation, memories=memories)
         self.pieces = self.engine.pieces()[index::count]
-        self.inbox, self.shared_inbox, self.outbox = Inbox(), Inbox(), Outbox()
+        self.inbox, self.shared_inbox, self.outbox = Reader(), Reader(), Writer()
         self.job: Any = None
         self.shared = Tree()
 

@@ -24,7 +24,7 @@ import torch
 from ..core.engine import Job, OnProgress, Reply, ignore
 from ..core.errors import BadInput, RunFailed
 from ..core.tree import Tree
-from .shared_memory import Inbox, Outbox
+from .shared_memory import Reader, Writer
 from .worker import Build, Storage
 
 
@@ -35,9 +35,9 @@ class Workers:
         """`build` makes network and federation in each process; `sizes` are the clients' numbers of examples."""
         self.population, self.sizes, self.workers = len(sizes), sizes, workers
         self.heard: OnProgress = ignore
-        self._outbox, self._inboxes = Outbox(), [Inbox(sole=True) for _ in range(workers)]
+        self._outbox, self._inboxes = Writer(), [Reader(sole=True) for _ in range(workers)]
         self._shared: tuple[Tree, Any] | None = None
-        self._shared_box = Outbox()
+        self._shared_box = Writer()
         self._processes: list[subprocess.Popen] = []
         self._connections: list[Connection] = []
         for index in range(workers):
@@ -80,8 +80,8 @@ class Workers:
                     self._send(index, "train", client)
             for connection in wait([self._connections[index] for index in busy]):
                 index = self._connections.index(connection)  # pyright: ignore[reportArgumentType]
-                letter = self._receive(index)
-                replies.append(Reply(busy.pop(index), self._inboxes[index].get(letter)))
+                layout = self._receive(index)
+                replies.append(Reply(busy.pop(index), self._inboxes[index].get(layout)))
                 self.heard(len(replies), len(cohort))
         return replies
 

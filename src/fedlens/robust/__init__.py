@@ -1,10 +1,12 @@
 """Hostile clients, and what a server can do about them: defences of a round's uploads, attacks that test these."""
 
-from .aggregators import Claims, Clip, GeometricMedian, Krum, Median, MultiKrum, TrimmedMean
+from .aggregators import Claims, ClipUploads, GeometricMedian, Krum, Median, MultiKrum, TrimmedMean
 from .attacks import ATTACKS, Attack, Backdoor, LabelFlip, Noise, SignFlip
 from .defence import Defence
 
-DEFENCES = {defence.name: defence for defence in (Claims, Clip, GeometricMedian, Krum, Median, MultiKrum, TrimmedMean)}
+DEFENCES = {
+    defence.name: defence for defence in (Claims, ClipUploads, GeometricMedian, Krum, Median, MultiKrum, TrimmedMean)
+}
 
 __all__ = [
     "ATTACKS",
@@ -12,7 +14,7 @@ __all__ = [
     "Attack",
     "Backdoor",
     "Claims",
-    "Clip",
+    "ClipUploads",
     "Defence",
     "GeometricMedian",
     "Krum",

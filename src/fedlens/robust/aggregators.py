@@ -1,7 +1,7 @@
 """Robust rules in place of the mean, and bounds on what one client can do to it.
 
 Memory: beside the uploads, which the round loop holds anyway, one result and blocks of a few million values; where
-leaves are not contiguous, also a copy of the largest one for each client. Clip holds a copy of what it shortens.
+leaves are not contiguous, also a copy of the largest one for each client. ClipUploads holds a copy of what it shortens.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _STILL = 1e-10  # of a client's share: less than this is no movement
 
 # ---- bounds on each upload -------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class Clip(Defence):
+class ClipUploads(Defence):
     """Sun et al., 2019: an update longer than the bound is shortened to it; one that is not finite is nothing."""
 
     name: ClassVar = "clip"

@@ -27,7 +27,7 @@ SERVER_HOOKS = ("setup", "broadcast", "aggregate", "advance")  # a client's hook
 
 
 @dataclass(frozen=True)
-class Leaf:
+class MessageLeaf:
     stage: str  # which algorithm of the recipe
     where: str  # down, shared (once for each client), up, memory, state
     name: str
@@ -41,7 +41,9 @@ def usual_model(algorithm: str) -> str:
     return getattr(ALGORITHMS.get(algorithm.partition("+")[0].partition("/")[0]), "usual_model", "cnn")
 
 
-def describe(experiment: Experiment, classes: int, channels: int, size: int, *, to_the_end: bool = False) -> list[Leaf]:
+def describe(
+    experiment: Experiment, classes: int, channels: int, size: int, *, to_the_end: bool = False
+) -> list[MessageLeaf]:
     """Every leaf that is sent or kept, stage by stage, found out by a dry run with one image a client."""
     with seeded(key(experiment.seed, "init")):
         net = Network(experiment.model.build(classes, channels, size), "fp32", experiment.buffers)
@@ -54,9 +56,11 @@ def describe(experiment: Experiment, classes: int, channels: int, size: int, *, 
         memory = Tree({k: v for k, v in engine.memories.get(0).items() if k != "seen"})
         trees = {"down": job.download, "shared": job.shared, "up": replies[0].upload, "memory": memory}
         for where, tree in (trees | {"state": server.state}).items():
-            leaves += [Leaf(name, where, path, tuple(t.shape), str(t.dtype)[6:], t.nbytes) for path, t in tree.paths()]
+            leaves += [
+                MessageLeaf(name, where, path, tuple(t.shape), str(t.dtype)[6:], t.nbytes) for path, t in tree.paths()
+            ]
             if where in ("down", "up") or (where == "shared" and tree):
-                leaves.append(Leaf(name, where, "(header)", (), "", len(header(tree))))
+                leaves.append(MessageLeaf(name, where, "(header)", (), "", len(header(tree))))
     return leaves
 
 
@@ -76,7 +80,7 @@ def own_hooks(name: str) -> Iterator[None]:
         raise BadInput(f"{name}: {at.name} failed with {said} ({Path(at.filename).name}, line {at.lineno})") from None
 
 
-def traffic(leaves: list[Leaf]) -> dict[str, dict[str, int]]:
+def traffic(leaves: list[MessageLeaf]) -> dict[str, dict[str, int]]:
     """Bytes by stage and direction."""
     found: dict[str, dict[str, int]] = {}
     for leaf in leaves:

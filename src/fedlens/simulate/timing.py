@@ -14,14 +14,14 @@ from ..core.algorithm import Stage
 from ..core.errors import BadInput
 from ..core.ledger import Entry
 from ..data import Images
-from ..devices.clock import Clock, Seconds, Work, count_work
+from ..devices.clock import ClientWork, Clock, Seconds, count_work
 from ..devices.profiles import Devices
 from ..engines.sequential import Sequential
 from ..experiment import Experiment
 from ..runs.folder import RunFolder
 
 
-def work_of(experiment: Experiment, images: Images) -> dict[Stage, Work]:
+def work_of(experiment: Experiment, images: Images) -> dict[Stage, ClientWork]:
     """FLOPs of a client in every stage."""
     net = replace(experiment, precision="fp32", compile=False).network(images)
     return count_work(experiment.timetable(), net, images.x.shape[1:], len(images.classes), Sequential)

@@ -57,7 +57,7 @@ METHODS = {
     "scaffold": ("algorithm=scaffold",),
     "spatl": ("algorithm=spatl",),
     "spatl_salient": ("algorithm=spatl", "algorithm.control_upload=salient"),
-    "spatl_official": ("algorithm=spatl_official",),
+    "spatl_official": ("algorithm=spatl/official",),
 }
 ABLATIONS = {
     "no_selection": ("algorithm=spatl", "algorithm.selector=all"),
