@@ -51,22 +51,22 @@ class Worker:
         memories = Memories(storage.folder, storage.limit, storage.round)
         self.engine = Sequential(net, federation, memories=memories)
         self.pieces = self.engine.pieces()[index::count]
-        self.inbox, self.shared_inbox, self.outbox = Reader(), Reader(), Writer()
+        self.reader, self.shared_reader, self.writer = Reader(), Reader(), Writer()
         self.job: Any = None
         self.shared = Tree()
 
     def open(self, job: Job, download: Any, shared: Any) -> bool:
         """Take in the job; whether clients have anything to remember in it."""
         if shared is not None:
-            self.shared = self.shared_inbox.get(shared)
-        self.job = replace(job, download=self.inbox.get(download), shared=self.shared)
+            self.shared = self.shared_reader.get(shared)
+        self.job = replace(job, download=self.reader.get(download), shared=self.shared)
         return self.engine.remembers(self.job)
 
     def train(self, client: int) -> Any:
-        return self.outbox.put(self.engine.train(self.job, client).upload)
+        return self.writer.put(self.engine.train(self.job, client).upload)
 
     def measure(self, weights: Any) -> list[tuple[int, float, int]]:
-        tree = self.inbox.get(weights)
+        tree = self.reader.get(weights)
         scores = [score(self.engine.net, tree, piece) for piece in self.pieces]
         return [(int(s.correct), float(s.loss), int(s.examples)) for s in scores]
 

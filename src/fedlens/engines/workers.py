@@ -35,9 +35,9 @@ class Workers:
         """`build` makes network and federation in each process; `sizes` are the clients' numbers of examples."""
         self.population, self.sizes, self.workers = len(sizes), sizes, workers
         self.heard: OnProgress = ignore
-        self._outbox, self._inboxes = Writer(), [Reader(sole=True) for _ in range(workers)]
+        self._writer, self._readers = Writer(), [Reader(sole=True) for _ in range(workers)]
         self._shared: tuple[Tree, Any] | None = None
-        self._shared_box = Writer()
+        self._shared_writer = Writer()
         self._processes: list[subprocess.Popen] = []
         self._connections: list[Connection] = []
         for index in range(workers):
@@ -63,10 +63,10 @@ class Workers:
     # ---- the engine ----
     def run(self, job: Job, cohort: Sequence[int]) -> list[Reply]:
         bare = replace(job, download=Tree(), shared=Tree())
-        letters = self._outbox.put(job.download), self._shared_letter(job.shared)
-        remembers = any(self._all("open", bare, *letters))
-        self._outbox.withdraw()
-        self._shared_box.withdraw()
+        layouts = self._writer.put(job.download), self._shared_layout(job.shared)
+        remembers = any(self._all("open", bare, *layouts))
+        self._writer.withdraw()
+        self._shared_writer.withdraw()
         waiting = sorted(cohort, key=lambda i: (-self.sizes[i], i))
         busy: dict[int, int] = {}
         replies: list[Reply] = []
@@ -81,13 +81,13 @@ class Workers:
             for connection in wait([self._connections[index] for index in busy]):
                 index = self._connections.index(connection)  # pyright: ignore[reportArgumentType]
                 layout = self._receive(index)
-                replies.append(Reply(busy.pop(index), self._inboxes[index].get(layout)))
+                replies.append(Reply(busy.pop(index), self._readers[index].get(layout)))
                 self.heard(len(replies), len(cohort))
         return replies
 
     def measure(self, weights: Tree) -> list[Tree]:
-        shares = self._all("measure", self._outbox.put(weights))
-        self._outbox.withdraw()
+        shares = self._all("measure", self._writer.put(weights))
+        self._writer.withdraw()
         count = sum(map(len, shares))
         return [_as_tree(shares[piece % self.workers][piece // self.workers]) for piece in range(count)]
 
@@ -105,11 +105,11 @@ class Workers:
                 process.wait()
 
     # ---- talking ----
-    def _shared_letter(self, shared: Tree) -> Any:
+    def _shared_layout(self, shared: Tree) -> Any:
         """The common payload travels when it changed; None: you have it."""
         if self._shared is not None and self._shared[0] is shared:
             return None
-        self._shared = shared, self._shared_box.put(shared)
+        self._shared = shared, self._shared_writer.put(shared)
         return self._shared[1]
 
     def _all(self, *message: Any) -> list[Any]:
