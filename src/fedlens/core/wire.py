@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -12,9 +11,6 @@ from safetensors.torch import load
 from torch import Tensor
 
 from .tree import Tree
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 _NAMES = {
     torch.float64: "F64",
@@ -79,7 +75,7 @@ def raw(leaf: Tensor) -> np.ndarray:
     return leaf.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
 
 
-def tensor(data: Buffer, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+def tensor(data: bytes | np.ndarray, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
     """A leaf from its bytes. The copy is aligned as torch's own memory is, on which kernels' rounding can depend."""
     leaf = torch.empty(tuple(shape), dtype=dtype)
     raw(leaf)[:] = np.frombuffer(data, np.uint8)  # a view: what was just made is contiguous
