@@ -1,0 +1,1 @@
+"""Run folders: written, read, compared, used again."""
