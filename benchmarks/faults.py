@@ -19,10 +19,9 @@ from fedlens.core.batches import Dataset, Federation
 from fedlens.core.check import Check
 from fedlens.core.cohort import Everyone
 from fedlens.core.dry_run import Rehearsal
-from fedlens.core.engine import Job
 from fedlens.core.network import Network
 from fedlens.core.rng import seeded
-from fedlens.core.run import initial_state, timetable
+from fedlens.core.run import job_of, opened, timetable
 from fedlens.core.tree import Tree
 from fedlens.engines.sequential import Sequential
 from fedlens.models import MODELS
@@ -73,10 +72,9 @@ def cost() -> str:
     data = Dataset(torch.zeros(2, 3, 32, 32, dtype=torch.uint8), torch.zeros(2, dtype=torch.long), _scaled)
     one = {0: torch.tensor([0])}
     engine = Sequential(net, Federation(data, one, one, torch.tensor([0])))
-    ((stage, _, _),) = timetable(FedAvg(), Stage(None, 1, Everyone(), epochs=0))
-    server = Server(net, Tree(), 1)
-    server = Server(net, initial_state(stage, server), 1)
-    job = Job(stage, stage.algorithm.broadcast(server), Tree(), 0, 0, 0, 0)
+    (turn,) = timetable(FedAvg(), Stage(None, 1, Everyone(), epochs=0))
+    server = opened(Server(net, Tree(), 1), turn, 0)
+    job = job_of(server, turn, 0)
     upload = engine.run(job, [0])[0].upload
     upload = upload.replace(weight=torch.ones_like(upload.weight))
     check = Check(Rehearsal(Sequential, net, data), 1024)
@@ -84,7 +82,7 @@ def cost() -> str:
     check.check_structure(server, job, upload)
     form = timed(lambda: check.check_structure(server, job, upload), 20)
     values = timed(lambda: check.check_values(job, [upload]), 20)
-    mean = timed(lambda: stage.algorithm.aggregate(server, [upload, upload]), 20) / 2
+    mean = timed(lambda: turn.stage.algorithm.aggregate(server, [upload, upload]), 20) / 2
     size = f"{upload.nbytes / 1e6:.1f} MB, {len(upload.leaves())} leaves"
     return (
         f"ResNet18 upload ({size}) on one core: names, types and shapes {1e3 * form:.2f} ms, values {1e3 * values:.2f} "

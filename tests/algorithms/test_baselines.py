@@ -47,7 +47,7 @@ from fedlens.core.network import Network
 from fedlens.core.objective import by_examples
 from fedlens.core.optimizer import Adam
 from fedlens.core.rng import fold, generator, key, normal, numpy_generator, seeded, uniform
-from fedlens.core.run import run, timetable
+from fedlens.core.run import Turn, run, timetable
 from fedlens.core.tree import Tree
 from fedlens.engines.sequential import Sequential
 from fedlens.experiment import resized
@@ -706,7 +706,7 @@ def test_all_or_no_public_images_as_negatives_are_refused(negatives, count):
 def test_what_is_released_twice_is_stated_twice(tmp_path):
     score, written = PLAN.errand(ScorePublicImages(by=AUX)), {}
     rounds = [score, replace(PLAN, algorithm=FedAvg()), score]
-    said = Disclosure(tmp_path / "privacy.json", [(stage, 0, 0) for stage in rounds], len(SIZES), 0)
+    said = Disclosure(tmp_path / "privacy.json", [Turn(stage) for stage in rounds], len(SIZES), 0)
     for done, releases in ((1, 1), (2, 1), (3, 2)):
         said.write(done, written.__setitem__)
         assert [one["epsilon"] for one in written["privacy.json"]["statements"]] == [5.0] * releases
