@@ -1,7 +1,8 @@
 """Set up FedLens in a virtual environment of its own, then do one thing. Needs Python 3.11 or newer, and pip.
 
 python3 start.py run [words]     train a federated model on 5,000 real digits (words go to `fedlens run`)
-python3 start.py test [words]    run the tests (words go to pytest)
+python3 start.py test [words]    run the tests that are not slow (words go to pytest instead)
+python3 start.py test --fast     those of the core, of the methods and of three lanes: about a minute
 python3 start.py check           lint and type-check
 """
 
@@ -18,6 +19,8 @@ TOOLS = HOME / ("Scripts" if os.name == "nt" else "bin")
 QUIET = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 # Some CPUs advertise matrix instructions that crash.
 QUIET["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_BF16"
+
+FAST = ["tests/core", "tests/algorithms", "tests/engines/test_engines_agree.py::test_lanes_equal_sequential"]
 
 
 def call(*command: str | Path, **options) -> None:
@@ -50,8 +53,9 @@ def main() -> None:
         call(TOOLS / "fedlens", "run", *words)
     elif task == "test":
         set_up("[dev]")
-        usual = ["-n", "2", "--dist", "worksteal", "-m", "not slow"]  # what a file's tests share is mostly made once
-        call(TOOLS / "python", "-m", "pytest", *(words or usual), cwd=ROOT)
+        usual = ["-n", "auto", "--dist", "worksteal", "-m", "not slow"]  # a file's tests mostly share what they make
+        fast = [*usual, *FAST, *words[1:]] if words[:1] == ["--fast"] else []
+        call(TOOLS / "python", "-m", "pytest", *(fast or words or usual), cwd=ROOT)
     elif task == "check":
         set_up("[dev]")
         places = ["src", "tests", "benchmarks", "docs", "start.py"]

@@ -39,6 +39,7 @@ from fedlens.core.algorithm import Errand, Recipe
 from fedlens.core.batches import Dataset
 from fedlens.core.rng import generator
 from fedlens.core.transform import Clip, GaussianNoise, Quantise, TopK
+from small import PLAN
 
 
 def public_data(images: int = 20) -> Dataset:
@@ -158,3 +159,22 @@ UPLINKS = {
     "topk": (TopK(0.25),),
     "quantise": (Quantise(),),
 }
+CASES = {
+    **{name: (recipe, PLAN) for name, recipe in RECIPES.items()},
+    **{f"scaffold, {name}": (Scaffold(), replace(PLAN, uplink=uplink)) for name, uplink in UPLINKS.items()},
+    "steps": (FedAvg(), replace(PLAN, steps=3)),
+}
+
+
+@dataclass(frozen=True)
+class Late:
+    """The same recipe after so many rounds of something else, of which nothing is remembered."""
+
+    base: object
+    begin: int
+
+    def stages(self, plan):
+        yield replace(plan, algorithm=FedAvg(), rounds=self.begin)
+        first, *rest = self.base.stages(plan)
+        yield replace(first, fresh=True)
+        yield from rest

@@ -40,24 +40,12 @@ from fedlens.simulate import progress as panel
 from fedlens.simulate import run as simulate
 from fedlens.simulate.describe import describe
 from fedlens.ui.watch import Watch
+from forks import Ended
 
 COMMAND = [sys.executable, "-m", "fedlens"]
 SMALL = ["clients=4", "cohort=3", "model=mlp", "model.hidden=8", "local.steps=2", "evaluate.personal=none"]
 SMALL += ["picture=false"]
 TINY = [*SMALL, "engine=sequential", "algorithm=scaffold", "rounds=4"]
-
-
-@dataclass(frozen=True)
-class Ended:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def sentence(self) -> str:
-        """The one sentence of a run that went wrong, and nothing else."""
-        assert self.err.startswith("fedlens: ") and self.err.count("\n") == 1, self.err
-        return self.err.removeprefix("fedlens: ").rstrip("\n")
 
 
 def fedlens(*words, cwd, **options) -> Ended:
@@ -66,104 +54,11 @@ def fedlens(*words, cwd, **options) -> Ended:
     return Ended(done.returncode, done.stdout, done.stderr)
 
 
-# Importing torch takes longer than most of these runs: this process does it once, then every order is carried out by
-# a fork of it, in a session of its own, with its own arguments, folder, files and exit code.
-NURSERY = """
-import contextlib, fcntl, gc, json, os, resource, signal, sys, termios, traceback
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit that it is ignored
-import fedlens.cli, fedlens.describe, fedlens.diff, fedlens.panel, fedlens.simulate
-with contextlib.suppress(ImportError):
-    import pandas  # pyarrow would, each time
-gc.freeze()  # what is shared with the forks stays shared
-for line in sys.stdin:
-    order = json.loads(line)
-    if not (child := os.fork()):
-        os.setsid()
-        os.chdir(order["cwd"])
-        os.environ.update(order["environment"])
-        for number, file in enumerate(order["files"]):
-            os.dup2(os.open(file, os.O_RDONLY if file == os.devnull else os.O_RDWR | os.O_CREAT), number)
-        with contextlib.suppress(OSError):
-            fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # Ctrl-C is for us, where we are in a terminal
-        sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", buffering=1, closefd=False)
-        if order["limit"]:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (order["limit"],) * 2)
-        sys.argv, code = ["fedlens", *order["words"]], 1
-        try:
-            fedlens.cli.main.main()
-        except SystemExit as end:
-            code = end.code
-        except BaseException:
-            traceback.print_exc()
-        sys.stdout.flush()
-        os._exit(code)  # without taking torch apart
-    os.write(1, b"%d\\n" % child)
-    os.write(1, b"%d\\n" % os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-
-
-class Nursery:
-    def __init__(self, folder: Path):
-        self.folder, self.running = folder, 0
-        command = [sys.executable, "-c", NURSERY]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
-
-    def __call__(self, *words, cwd, environment=(), limit=0) -> Ended:
-        self.begin(*words, cwd=cwd, environment=environment, limit=limit)
-        return self.end()
-
-    def begin(self, *words, cwd, environment=(), limit=0, terminal=None) -> None:
-        files = [terminal] * 3 if terminal else [os.devnull, str(self.out), str(self.err)]
-        for file in (self.out, self.err):
-            file.write_bytes(b"")
-        order = dict(words=words, cwd=str(cwd), environment=dict(environment), limit=limit, files=files)
-        self.process.stdin.write(json.dumps(order).encode() + b"\n")
-        self.running = int(self.process.stdout.readline())
-
-    def end(self) -> Ended:
-        code = int(self.process.stdout.readline())
-        self.running = 0
-        return Ended(code, self.out.read_text(), self.err.read_text())
-
-    def wait_for(self, text: str) -> None:
-        while text not in self.out.read_text():
-            assert not self.over, self.err.read_text()
-            time.sleep(0.005)
-
-    @property
-    def over(self) -> bool:
-        return bool(select.select([self.process.stdout], [], [], 0)[0])
-
-    @property
-    def out(self) -> Path:
-        return self.folder / "out"
-
-    @property
-    def err(self) -> Path:
-        return self.folder / "err"
-
-
 @pytest.fixture(scope="module")
-def everyone(tmp_path_factory):
-    nursery = Nursery(tmp_path_factory.mktemp("nursery"))
-    yield nursery
-    nursery.process.stdin.close()
-    nursery.process.wait()
-
-
-@pytest.fixture
-def nursery(everyone):
-    yield everyone
-    if everyone.running:  # a test that failed half-way
-        os.killpg(everyone.running, signal.SIGKILL)
-        everyone.end()
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def finished(everyone, tmp_path_factory):
     """One complete run of SCAFFOLD, which has memories; nobody writes to it."""
     folder = tmp_path_factory.mktemp("finished")
-    ended = fedlens("run", *TINY, "out=run", cwd=folder)
+    ended = everyone("run", *TINY, "out=run", cwd=folder)
     assert (ended.code, ended.err) == (0, ""), ended.err
     (folder / "said").write_text(ended.out)
     return folder / "run"

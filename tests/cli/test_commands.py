@@ -3,8 +3,6 @@
 import json
 import os
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -14,22 +12,25 @@ from fedlens.runs.folder import RunFolder
 from fedlens.runs.read import bytes_until, curve
 
 
-def fedlens(*words, cwd, code=0):
-    command = [sys.executable, "-m", "fedlens", *words]
-    ended = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=240)
-    assert ended.returncode == code, ended.stderr
-    return ended.stdout if code == 0 else ended.stderr
+@pytest.fixture(scope="module")
+def fedlens(everyone):
+    def call(*words, cwd, code=0):
+        ended = everyone(*words, cwd=cwd)
+        assert ended.code == code, ended.err
+        return ended.out if code == 0 else ended.err
+
+    return call
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def finished(fedlens, tmp_path_factory):
     place = tmp_path_factory.mktemp("finished")
     small = ["clients=4", "cohort=2", "model=cnn2", "rounds=1", "evaluate.personal=none", "engine=sequential"]
     fedlens("run", *small, "local.steps=2", "picture=false", "out=run", cwd=place)
     return place
 
 
-def test_data_list_and_check(tmp_path):
+def test_data_list_and_check(fedlens, tmp_path):
     rows = json.loads(fedlens("data", "list", "--json", cwd=tmp_path))
     names = {row["name"] for row in rows}
     assert {"mnist5k", "cifar10", "femnist", "celeba", "dirichlet", "shards"} <= names
@@ -40,14 +41,14 @@ def test_data_list_and_check(tmp_path):
     assert "did you mean 'cifar10'" in fedlens("data", "get", "cifar-10", cwd=tmp_path, code=2)
 
 
-def test_data_show_draws_the_split(tmp_path):
+def test_data_show_draws_the_split(fedlens, tmp_path):
     words = ["clients=6", "partition.alpha=0.1", "--out", "picture.png", "--json"]
     row = json.loads(fedlens("data", "show", *words, cwd=tmp_path))
     assert (tmp_path / "picture.png").stat().st_size > 10_000 and (tmp_path / "picture.svg").exists()
     assert len(row["hash"]) == 64 and 0 < row["skew"]["size_gini"] < 1
 
 
-def test_explain_a_run_and_its_clients(finished):
+def test_explain_a_run_and_its_clients(fedlens, finished):
     words = ["--images", "2", "--methods", "lrp,guided_backprop"]
     place, legend = fedlens("explain", "run", *words, cwd=finished).splitlines()
     assert place == os.path.join("run", "figures", "explain.png") and "red speaks for the true class" in legend
@@ -65,27 +66,27 @@ def test_curve_and_bytes_of_a_run(finished):
     assert bytes_until(run, rounds) == [run.result()["bytes_up"] + run.result()["bytes_down"]]
 
 
-def test_explain_a_model_without_a_run(tmp_path):
+def test_explain_a_model_without_a_run(fedlens, tmp_path):
     words = ["model=cnn2", "--images", "2", "--methods", "gradient", "--out", "look.svg"]
     place, legend = fedlens("explain", *words, cwd=tmp_path).splitlines()
     assert place == "look.svg" and (tmp_path / place).exists() and "red speaks for the class asked about" in legend
 
 
-def test_bench_gives_a_row_for_each_engine(tmp_path):
+def test_bench_gives_a_row_for_each_engine(fedlens, tmp_path):
     found = json.loads(fedlens("bench", "--small", "--repeats", "1", "--out", "bars.png", "--json", cwd=tmp_path))
     engines = {row["engine"]: row for row in found["rows"]}
     assert {"sequential", "central"} <= engines.keys() and all(r["images_per_second"] > 0 for r in engines.values())
     assert engines["sequential"]["over_sequential"] == 1 and (tmp_path / "bars.png").exists()
 
 
-def test_it_says_its_version(tmp_path):
+def test_it_says_its_version(fedlens, tmp_path):
     from fedlens import __version__
 
     assert fedlens("--version", cwd=tmp_path) == f"fedlens {__version__}\n"
 
 
 # ---- clients ---------------------------------------------------------------------------------------------------------
-def test_clients_are_listed_in_percent_the_worst_first(tmp_path):
+def test_clients_are_listed_in_percent_the_worst_first(fedlens, tmp_path):
     small = ["clients=22", "cohort=2", "model=cnn2", "rounds=1", "local.steps=2", "evaluate.personal=before"]
     fedlens("run", *small, "engine=sequential", "picture=false", "out=run", cwd=tmp_path)
     rows = RunFolder(tmp_path / "run").metrics().to_pylist()

@@ -6,9 +6,6 @@ import itertools
 import json
 import re
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -207,21 +204,19 @@ def test_what_is_done_is_not_run_again_and_a_method_joins(done, tmp_path, monkey
     assert [seed for seed, _ in begun] == [0, 0] and all("scaffold" in out for _, out in begun)
 
 
-def test_a_killed_comparison_goes_on(tmp_path):
+def test_a_killed_comparison_goes_on(nursery, tmp_path):
     out = tmp_path / "killed"
     words = ["fedavg", "scaffold", *SMALL, "rounds=4", "--seeds", "2", "--processes", "2", "--out", str(out)]
-    command = [sys.executable, "-m", "fedlens", "compare", *words]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    nursery.begin("compare", *words, cwd=tmp_path)
     end = time.monotonic() + 60
     while not list(out.glob("*/seed*/result.json")) and time.monotonic() < end:
         time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    nursery.kill()
     first = {path: path.stat().st_mtime_ns for path in out.glob("*/seed*/result.json")}
     assert 1 <= len(first) < 4
-    said = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert said.returncode == 0, said.stderr
-    assert f"{len(first)} of 4 runs were there already" in said.stdout
+    said = nursery("compare", *words, cwd=tmp_path)
+    assert said.code == 0, said.err
+    assert f"{len(first)} of 4 runs were there already" in said.out
     assert all(path.stat().st_mtime_ns == when for path, when in first.items())
     assert len(list(out.glob("*/seed*/result.json"))) == 4 and (out / "report.html").exists()
     alone = tmp_path / "alone"

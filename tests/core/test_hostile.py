@@ -24,8 +24,9 @@ from fedlens.core.tree import Tree
 from fedlens.engines.sequential import Sequential
 from fedlens.flower.messages import Leaf, Letter, from_bytes, leaves_of, to_bytes, tree_of
 from fedlens.robust.faults import _longer
-from recipes import RECIPES, UPLINKS
+from recipes import CASES, RECIPES, UPLINKS
 from small import PLAN, federation, network, same
+from traces import trace
 
 try:
     from hypothesis import HealthCheck, given, settings
@@ -82,25 +83,15 @@ def opened(recipe, plan=EVERYONE, at: int = 0):
 
 
 # ---- honest replies --------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("name", "uplink"), [*((name, "") for name in RECIPES), *(("scaffold", uplink) for uplink in UPLINKS)]
-)
-def test_honest_replies_pass_and_bits_stay(name, uplink):
-    if name in ("feddf", "fedaux") and not hasattr(RECIPES[name], "base"):
-        pytest.skip("needs public data")
-    plan, states, refused = replace(PLAN, uplink=UPLINKS.get(uplink, ())), [], []
-    for checked in (False, True):
-        net, data = network(), federation()
-        server = run(
-            RECIPES[name],
-            net,
-            Sequential(net, data),
-            plan,
-            check=check(net, data) if checked else None,
-            observe=lambda server, job, answers: refused.extend(answers.refused),
-        )
-        states.append(server.state)
-    assert not refused and same(*states)
+@pytest.mark.parametrize("name", CASES)
+def test_honest_replies_pass_and_bits_stay(name):
+    net, data, refused, expected = network(), federation(), [], trace(name)
+    server = expected.again(
+        Sequential(net, data),
+        check=check(net, data),
+        observe=lambda server, job, answers: refused.extend(answers.refused),
+    )
+    assert not refused and same(server.state, expected.state)
 
 
 # ---- a thousand forged ones ------------------------------------------------------------------------------------------

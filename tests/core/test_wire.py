@@ -7,30 +7,24 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from fedlens.algorithms import FedAvg, Scaffold
+from fedlens.algorithms import FedAvg
 from fedlens.core.ledger import Ledger
 from fedlens.core.run import run
 from fedlens.core.tree import Tree
 from fedlens.core.wire import decode, encode, header
 from fedlens.engines.sequential import Sequential
-from recipes import RECIPES, UPLINKS
+from recipes import CASES
 from small import PLAN, federation, network, same
-
-CASES = {
-    **{name: (recipe, PLAN) for name, recipe in RECIPES.items()},
-    **{f"scaffold, {name}": (Scaffold(), replace(PLAN, uplink=uplink)) for name, uplink in UPLINKS.items()},
-}
+from traces import trace
 
 
 @pytest.mark.parametrize("norm", [True, False])
 @pytest.mark.parametrize("name", CASES)
 def test_booked_bytes_are_the_length_of_what_is_sent(name, norm):
-    recipe, plan = CASES[name]
     ledger, up, down, holders = Ledger(), 0, 0, set()
-
-    def observe(server, job, replies):
-        nonlocal up, down
-        entries = ledger.book(job, [r.client for r in replies], replies, round=server.round)
+    done = trace(name, norm)
+    for job, replies in zip(done.jobs, done.replies, strict=True):
+        entries = ledger.book(job, [r.client for r in replies], replies, round=job.round + 1)
         for reply in replies:
             message = encode(reply.upload)
             assert same(decode(message), reply.upload) and decode(message).keys() == reply.upload.keys()
@@ -41,8 +35,6 @@ def test_booked_bytes_are_the_length_of_what_is_sent(name, norm):
                 down += len(encode(job.shared))
         booked = sum(e.total for e in entries if e.kind == "upload")
         assert booked == sum(len(encode(r.upload)) for r in replies)
-
-    run(recipe, network(norm), Sequential(network(norm), federation()), plan, observe=observe)
     assert (ledger.up, ledger.down) == (up, down) and up > 0
 
 

@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import urllib.request
 from pathlib import Path
@@ -101,21 +100,19 @@ def fedlens(words: list[str]) -> None:
     assert not code, f"fedlens {' '.join(words)}: {code}\n{said.getvalue()}"
 
 
-def python(*words: str, cwd: Path) -> None:
-    ended = subprocess.run([sys.executable, *words], cwd=cwd, capture_output=True, text=True, timeout=240)
-    assert ended.returncode == 0, f"{' '.join(words)}\n{ended.stderr}"
+def python(nursery, *words: str, cwd: Path) -> None:
+    """A program of a page, whose runs take one step a client."""
+    ended = nursery.program(*words, cwd=cwd, few=True)
+    assert ended.code == 0, f"{' '.join(words)}\n{ended.err}"
 
 
-def serves(words: list[str], place: Path) -> None:
+def serves(nursery, words: list[str], place: Path) -> None:
     """A page that somebody has to end."""
-    command = [sys.executable, "-m", "fedlens", *words, "--port", "0"]
-    with subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, text=True) as server:
-        try:
-            address = server.stdout.readline().split()[0]
-            with urllib.request.urlopen(address, timeout=30) as page:
-                assert b"<html" in page.read()
-        finally:
-            server.terminate()
+    nursery.begin(*words, "--port", "0", cwd=place)
+    nursery.wait_for("http")
+    with urllib.request.urlopen(nursery.out.read_text().split()[0], timeout=30) as page:
+        assert b"<html" in page.read()
+    nursery.kill()
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +133,7 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if any(kind in ("bash", "python") for kind, _ in blocks(page))]
 )
-def test_pages_do_what_they_say(page, folder, tmp_path, monkeypatch):
+def test_pages_do_what_they_say(page, folder, tmp_path, monkeypatch, nursery):
     """In order: a block that begins with a file's name is that file; bash is run; other Python is a program."""
     place = folder if page == "README.md" else tmp_path
     if place is tmp_path:
@@ -151,21 +148,21 @@ def test_pages_do_what_they_say(page, folder, tmp_path, monkeypatch):
             (place / name[1]).write_text(text)
         elif kind == "python" and "import " in text:
             (place / "program.py").write_text(text)
-            python("program.py", cwd=place)
+            python(nursery, "program.py", cwd=place)
             ran += 1
         elif kind == "bash":
             for words in commands(text):
                 if words[0] in ("python", "python3"):
                     if (ROOT / words[1]).exists():
                         continue  # a program of the checkout: test_docs_commands.py
-                    python(*words[1:], cwd=place)
+                    python(nursery, *words[1:], cwd=place)
                     ran += 1
                     continue
                 assert Path(words[0]).name == "fedlens", f"{page}: nothing knows how to run {' '.join(words)}"
                 if reason := needs(words[1:]):
                     left.append(f"{' '.join(words)}: {reason}")
                 elif words[1] == "ui":
-                    serves(words[1:], place)
+                    serves(nursery, words[1:], place)
                     ran += 1
                 else:
                     fedlens(smaller(words[1:]))
@@ -265,7 +262,7 @@ def test_nothing_is_fetched_from_elsewhere(tmp_path):
 
 # ---- notebooks -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", ["quickstart", "own_algorithm"])
-def test_notebooks_run_from_top_to_bottom(name, tmp_path):
+def test_notebooks_run_from_top_to_bottom(name, tmp_path, nursery):
     """Code cells one after another in one process, as a kernel would; no output is stored with them."""
     notebook = json.loads((ROOT / f"docs/notebooks/{name}.ipynb").read_text("utf-8"))
     assert notebook["nbformat"] == 4 and len({cell["id"] for cell in notebook["cells"]}) == len(notebook["cells"])
@@ -273,5 +270,5 @@ def test_notebooks_run_from_top_to_bottom(name, tmp_path):
     assert len(cells) >= 4 and not any(cell["outputs"] or cell["execution_count"] for cell in cells)
     program = "\n\n".join("".join(cell["source"]) for cell in cells)
     (tmp_path / "notebook.py").write_text(program)
-    python("notebook.py", cwd=tmp_path)
+    python(nursery, "notebook.py", cwd=tmp_path)
     assert (tmp_path / "runs").is_dir()

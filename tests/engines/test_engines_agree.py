@@ -19,14 +19,12 @@ from fedlens.engines.lanes import Lane, Lanes
 from fedlens.engines.sequential import Sequential
 from fedlens.engines.worker import Storage
 from fedlens.engines.workers import Workers
-from recipes import RECIPES, UPLINKS
+from recipes import CASES, RECIPES
 from small import PLAN, SIZES, build, federation, network, same
+from traces import trace
 
-CASES = {
-    **{name: (recipe, PLAN) for name, recipe in RECIPES.items()},
-    **{f"scaffold, {name}": (Scaffold(), replace(PLAN, uplink=uplink)) for name, uplink in UPLINKS.items()},
-    "steps": (FedAvg(), replace(PLAN, steps=3)),
-}
+# With other numbers of lanes and workers: one stage, memories, several stages, part of a network, a payload for all.
+STRUCTURES = ("fedavg", "scaffold+ft", "fedxds, fedsls, fedrep", "spatl, salient", "feddisco, moon", "pse+ft")
 
 
 def reference(recipe, plan):
@@ -34,69 +32,51 @@ def reference(recipe, plan):
     return run(recipe, network(), engine, plan), engine
 
 
-@pytest.fixture(scope="module", params=[1, 3])
-def pool(request, tmp_path_factory):
-    """One set of processes for all methods."""
-    folder = tmp_path_factory.mktemp("memories")
-    engine = Workers(build, SIZES, request.param, Storage(folder))
-    yield engine, folder
-    engine.close()
+@pytest.fixture(scope="module")
+def pools(tmp_path_factory):
+    """One set of processes for all methods, and what it stores."""
+    made = {}
+
+    def pool(workers):
+        if workers not in made:
+            folder = tmp_path_factory.mktemp("memories")
+            made[workers] = Workers(build, SIZES, workers, Storage(folder)), folder
+        return made[workers]
+
+    yield pool
+    for engine, _ in made.values():
+        engine.close()
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_workers_equal_sequential(name, pool):
-    recipe, plan = CASES[name]
-    engine, folder = pool
-    begin = 10 * list(CASES).index(name)  # what clients knew of the method before is from before these rounds
-    recipe = Late(recipe, begin)
-    one = Sequential(network(), federation(), checked=True)
-    expected = run(recipe, network(), one, plan, round=begin)
-    found = run(recipe, network(), engine, plan, round=begin)
-    assert same(expected.state, found.state)
+@pytest.mark.parametrize(("name", "workers"), [*((name, 3) for name in CASES), *((name, 1) for name in STRUCTURES)])
+def test_workers_equal_sequential(name, workers, pools):
+    expected, (engine, folder) = trace(name), pools(workers)
+    found = expected.again(engine)
     engine.save(0)
     kept = Memories(folder, round=10**6)
-    for client in one.memories:
-        assert same(one.memories.get(client), kept.get(client)), f"memory of client {client}"
-    scores = [engine_.measure(network().initial_weights()) for engine_ in (one, engine)]
+    assert same(expected.state, found.state)
+    for client, memory in expected.memories.items():
+        assert same(memory, kept.get(client)), f"memory of client {client}"
+    scores = [one.measure(network().initial_weights()) for one in (Sequential(network(), federation()), engine)]
     assert all(same(a, b) for a, b in zip(*scores, strict=True)) and len(scores[0]) == 3
 
 
-@dataclass(frozen=True)
-class Late:
-    """The same recipe after so many rounds of something else, of which nothing is remembered."""
-
-    base: object
-    begin: int
-
-    def stages(self, plan):
-        yield replace(plan, algorithm=FedAvg(), rounds=self.begin)
-        first, *rest = self.base.stages(plan)
-        yield replace(first, fresh=True)
-        yield from rest
-
-
-@pytest.mark.parametrize("lanes", [1, 2, 3, 5])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "lanes"),
+    [*((name, 3) for name in CASES), *((name, lanes) for name in STRUCTURES for lanes in (1, 2, 5))],
+)
 def test_lanes_equal_sequential(name, lanes):
     """Eager lanes: the seating of the recorded ones. With two lanes, on two devices that are both this CPU."""
-    recipe, plan = CASES[name]
-    expected, one = reference(recipe, plan)
     engine = Lanes(network(), federation(), lanes=lanes, devices=["cpu", "cpu"] if lanes == 2 else None)
-    found = run(recipe, network(), engine, plan)
-    assert same(expected.state, found.state)
-    assert list(one.memories) == list(engine.memories)
-    for client in one.memories:
-        assert same(one.memories.get(client), engine.memories.get(client)), f"memory of client {client}"
+    expected = trace(name)
+    expected.agrees(expected.again(engine).state, engine.memories)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_rows_that_are_not_full_need_no_filling_without_batchnorm(name, monkeypatch):
     """Steps that look at real examples alone: the same as with rows filled up by examples of weight zero."""
-    recipe, plan = CASES[name]
-    short = Sequential(network(norm=False), federation(), checked=True)
-    found = run(recipe, network(norm=False), short, plan)
-    beside = Lanes(network(norm=False), federation(), lanes=3)
-    assert same(run(recipe, network(norm=False), beside, plan).state, found.state)
+    found = trace(name, norm=False)
+    assert same(found.again(Lanes(network(norm=False), federation(), lanes=3)).state, found.state)
     seen = []
 
     def whole(batches, t, net, device):
@@ -104,8 +84,7 @@ def test_rows_that_are_not_full_need_no_filling_without_batchnorm(name, monkeypa
         return batches.rows.shape[1]
 
     monkeypatch.setattr("fedlens.engines.sequential.looked_at", whole)
-    filled = Sequential(network(norm=False), federation())
-    expected = run(recipe, network(norm=False), filled, plan)
+    expected = found.again(Sequential(network(norm=False), federation()))
     for (path, a), (_, b) in zip(expected.state.paths(), found.state.paths(), strict=True):
         torch.testing.assert_close(b, a, rtol=1e-9, atol=1e-11, msg=path)
     assert not seen or any(seen)
@@ -128,8 +107,8 @@ def test_a_lane_serves_clients_whose_memory_was_on_disk(tmp_path, monkeypatch):
     assert same(expected.state, found.state)
 
 
-def test_engines_tell_of_every_client_that_has_answered(pool):
-    engines = [Sequential(network(), federation()), Lanes(network(), federation(), lanes=2), pool[0]]
+def test_engines_tell_of_every_client_that_has_answered(pools):
+    engines = [Sequential(network(), federation()), Lanes(network(), federation(), lanes=2), pools(3)[0]]
     for engine in engines:
         told = []
         engine.heard = lambda *said, told=told: told.append(said)

@@ -21,9 +21,8 @@ from fedlens.engines.ray import Owner, RayActors, pack, unpack
 from fedlens.engines.sequential import Sequential
 from fedlens.engines.worker import Storage
 from fedlens.runs.diff import differences
-from recipes import RECIPES
+from recipes import RECIPES, Late
 from small import PLAN, SIZES, federation, network, same
-from test_engines_agree import Late
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 ray = pytest.importorskip("ray", reason="needs the extra ray: pip install 'fedlens[ray]'")

@@ -1,7 +1,6 @@
 """Where images lie changes no bit; what is larger than memory is read where it is mapped."""
 
 import os
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from fedlens.engines.sequential import Sequential
 from fedlens.runs.folder import RunFolder
 from recipes import RECIPES
 from small import PLAN, federation, network, same
+from traces import trace
 
 # ---- the same bits ---------------------------------------------------------------------------------------------------
 
@@ -30,13 +30,9 @@ from small import PLAN, federation, network, same
 @pytest.mark.parametrize("name", RECIPES)
 def test_images_on_the_host_change_no_bit(name):
     """Client 4 takes 12 steps a round: more than a window holds."""
-    expected = run(RECIPES[name], network(), one := Lanes(network(), federation(), lanes=2), PLAN)
     several = ["cpu", "cpu"] if name in ("scaffold", "fedsls") else None
-    engine = Lanes(network(), federation().on_host(), lanes=2, devices=several)
-    found = run(RECIPES[name], network(), engine, PLAN)
-    assert same(expected.state, found.state) and list(one.memories) == list(engine.memories)
-    for client in one.memories:
-        assert same(one.memories.get(client), engine.memories.get(client)), f"memory of client {client}"
+    engine, expected = Lanes(network(), federation().on_host(), lanes=2, devices=several), trace(name)
+    expected.agrees(expected.again(engine).state, engine.memories)
 
 
 def test_sequential_training_and_evaluation_on_the_host():
@@ -194,25 +190,23 @@ def photos(tmp_path_factory):
     return place
 
 
-def limited(place, *arguments):
-    modules = os.pathsep.join([str(place), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "FEDLENS_CACHE": str(place / "cache"), "PYTHONPATH": modules}
-    environment["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # its own one reserves more than 100 MiB before it needs any
-    command = [sys.executable, "-c", SCRIPT, *map(str, arguments)]
-    done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr[-2000:]
-    said, limit = done.stdout.splitlines()
+def limited(nursery, place, *arguments):
+    (place / "limited.py").write_text(SCRIPT)
+    environment = {"FEDLENS_CACHE": str(place / "cache")}
+    done = nursery(*map(str, arguments), cwd=place, program="limited.py", environment=environment)
+    assert done.code == 0, done.err[-2000:]
+    said, limit = done.out.splitlines()
     if limit != "limited":
         pytest.skip("this system does not enforce the limit")
     return float(said)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits on memory are those of Linux")
-def test_more_images_than_memory(photos):
+def test_more_images_than_memory(nursery, photos):
     """Under a hard limit on what a process may allocate, a third of the images: decode, split, train, evaluate."""
-    assert limited(photos, "decode", CAP, SIZE, "sequential", "auto") == SIZE
+    assert limited(nursery, photos, "decode", CAP, SIZE, "sequential", "auto") == SIZE
     for engine, residency in (("sequential", "auto"), ("lanes", "host")):
-        assert limited(photos, "run", CAP, SIZE, engine, residency) > 0.9
+        assert limited(nursery, photos, "run", CAP, SIZE, engine, residency) > 0.9
 
 
 def test_the_copy_on_disk_is_what_was_decoded(tmp_path, monkeypatch):

@@ -1,8 +1,6 @@
 """`fedlens explain` of a run with saliency weights: the chart shows what the server used, and maps are compared."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -41,20 +39,9 @@ def finished(tmp_path_factory):
     return run(out, "algorithm=fedsls", "algorithm.pretrain_epochs=0", "algorithm.normalize=mean", "keep=2")
 
 
-def test_the_command_draws_weights_and_maps(finished):
-    words = [
-        sys.executable,
-        "-m",
-        "fedlens",
-        "explain",
-        str(finished),
-        "--images",
-        "2",
-        "--methods",
-        "gradient",
-        "--json",
-    ]
-    said = json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+def test_the_command_draws_weights_and_maps(finished, nursery, tmp_path):
+    ended = nursery("explain", str(finished), "--images", "2", "--methods", "gradient", "--json", cwd=tmp_path)
+    said = json.loads(ended.out)
     assert [path.rpartition("/")[2] for path in said["more"]] == ["explain-weights.png", "explain-saliency.png"]
     for name in ("explain-weights", "explain-saliency"):
         assert (finished / "figures" / f"{name}.png").stat().st_size > 10_000

@@ -42,6 +42,7 @@ def test_every_number_of_the_evidence_is_in_the_file_it_names():
 
 @pytest.mark.skipif("FEDLENS_DATA" not in os.environ, reason="the skew of real data needs FEDLENS_DATA")
 def test_the_skew_of_the_evidence_is_that_of_its_split():
+    found = {}
     for each in known():
         within = each["partition"].removeprefix("domains, base (").removesuffix(")")
         partition, key, value = re.fullmatch(r"(\w+), (\w+) (\S+)", within).groups()
@@ -49,8 +50,9 @@ def test_the_skew_of_the_evidence_is_that_of_its_split():
         words = [f"data={each['data']}", f"{path}={partition}", f"{path}.{key}={value}"]
         words[1:1] = ["partition=domains"] if path != "partition" else []
         words += [f"clients={each['clients']}"]
-        numbers, _ = described(config.read(None, words))
-        assert numbers == pytest.approx(each["skew"], abs=1e-4)
+        if (split := " ".join(words)) not in found:
+            found[split], _ = described(config.read(None, words))
+        assert found[split] == pytest.approx(each["skew"], abs=1e-4)
 
 
 def test_the_nearest_result_decides_and_close_methods_are_all_named():

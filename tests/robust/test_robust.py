@@ -52,8 +52,8 @@ from fedlens.runs.folder import RunFolder
 from fedlens.simulate import checks as scope
 from fedlens.simulate.run import resume
 from fedlens.simulate.run import run as simulate
+from recipes import Late
 from small import PLAN, SIZES, build, federation, network, same
-from test_engines_agree import Late
 
 SERVER = SimpleNamespace()
 SHAPES = {"conv.weight": (4, 3, 2), "conv.bias": (4,), "scale": ()}
