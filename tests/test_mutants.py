@@ -1,0 +1,202 @@
+"""Code that many share, with one mistake each: what tests ask of it must notice.
+
+A mutant is a change of one line of a function, in place, for everyone who calls it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+
+import pyarrow as pa
+import pytest
+import torch
+
+from fedlens import config
+from fedlens.algorithms import FedProx, FedSLS, FineTuned, Scaffold
+from fedlens.core import replies, run
+from fedlens.core.algorithm import chain
+from fedlens.core.dry_run import blank_clients, dry_run
+from fedlens.core.policy import RoundPolicy
+from fedlens.core.tree import Tree
+from fedlens.engines.sequential import Sequential
+from fedlens.runs import read
+from recipes import CASES
+from small import federation, network, same
+from test_algorithms_by_hand import TOLERANCE, TWO_OF_THREE, World, fedprox
+from test_reductions import gap
+from traces import trace
+
+
+# ---- what is asked: each of these passes, and fails with its mutants ----
+def a_run_is_the_same_again(name="fedavg"):
+    assert same(trace(name).again(Sequential(network(), federation())).state, trace(name).state)
+
+
+def server_randomness_is_the_rounds():
+    a_run_is_the_same_again("fedgen")
+
+
+def memories_of_another_run_do_not_count():
+    engine = Sequential(network(), federation())
+    for name in ("scaffold", "scaffold, slow server"):
+        assert same(trace(name).again(engine).state, trace(name).state)
+
+
+class Twice(Sequential):
+    """Its clients send everything twice."""
+
+    def run(self, job, cohort):
+        return [reply for reply in super().run(job, cohort) for _ in range(2)]
+
+
+def who_answers_twice_counts_once():
+    refused = []
+    server = trace("fedavg").again(
+        Twice(network(), federation()),
+        observe=lambda server, job, answers: refused.append([why for _, why in answers.refused]),
+    )
+    assert refused == [["it has answered already"] * 3] * 3 and same(server.state, trace("fedavg").state)
+
+
+class Hesitant(Sequential):
+    """The first client of a cohort answers when it is asked again."""
+
+    def run(self, job, cohort):
+        return super().run(job, cohort if job.attempt else sorted(cohort)[1:])
+
+
+def who_answers_late_is_added_in_its_place():
+    policy = RoundPolicy(min_replies=3, retries=1)
+    found = trace("fedavg").again(Hesitant(network(), federation()), policy=policy)
+    assert same(found.state, trace("fedavg").state)
+
+
+def no_claim_is_above_its_share():
+    assert replies.capped([1.0, 1.0, 8.0], 0.5) == pytest.approx([1, 1, 2])
+
+
+def a_chain_reaches_the_innermost():
+    found = [type(one) for one in chain(FineTuned(FedSLS(Scaffold())))]
+    assert found == [FineTuned, FedSLS, Scaffold]
+
+
+def a_pull_is_added_to_the_gradient():
+    world = World(TWO_OF_THREE)
+    assert gap(world.run(FedProx(mu=0.3)).values, fedprox(world, 0.3)) <= TOLERANCE
+
+
+def what_has_no_pull_stays():
+    one, two = torch.ones(1), torch.full((1,), 2.0)
+    assert same(Tree(a=one, b=one).plus(Tree(a=one, c=one)), Tree(a=two, b=one))
+
+
+def a_rehearsal_sends_what_the_run_sends():
+    recipe, plan = CASES["fedxds, scaffold"]
+    turns, done = run.timetable(recipe, plan), trace("fedxds, scaffold")
+    engine = Sequential(network(), blank_clients(federation().data, 8, 3))
+    rounds = [at for at, turn in enumerate(turns) if turn.at == 0]
+    tried = list(dry_run(turns, network(), (1, 6, 6), engine))
+    assert len(tried) == len(rounds) > 2
+    for real, each in zip((done.jobs[at] for at in rounds), tried, strict=True):
+        assert {path for path, _ in real.download.paths()} == {path for path, _ in each.job.download.paths()}
+        assert bool(real.shared) == bool(each.job.shared)
+
+
+def table(**columns):
+    return pa.table(columns)
+
+
+def a_warm_ups_model_is_thrown_away():
+    words = ["algorithm=fedxds", "algorithm.warmup_rounds=3", "algorithm.warmup_epochs=1", "rounds=3"]
+    rows = table(
+        round=list(range(1, 8)), model=["global"] * 7, metric=["accuracy"] * 7, value=[0.1 * n for n in range(7)]
+    )
+    seen = read.evaluations(rows, "accuracy", config.read(None, words))
+    assert [round for round, _ in seen] == [5, 6, 7]
+
+
+def the_worst_tenth_of_twenty_is_two():
+    assert read.summary_statistics([0.05 * n for n in range(20)])["worst_decile"] == pytest.approx(0.025)
+
+
+def evaluations_are_not_the_methods_bytes():
+    sent = table(
+        round=[1, 1, 2], kind=["upload", "evaluation download", "download"], payload=[5, 7, 3], header=[1, 1, 1]
+    )
+    assert read.bytes_per_round(sent) == {1: 6, 2: 4}
+
+
+def fine_tuned_models_are_the_headline():
+    assert read.measure_of({"global", "fine-tuned", "personal after"}) == "fine-tuned"
+
+
+# ---- mutants ---------------------------------------------------------------------------------------------------------
+MUTANTS = {
+    "the next round's job": (run.job_of, "server.round, turn.at", "server.round + 1, turn.at", a_run_is_the_same_again),
+    "memories since ever": (run.job_of, "turn.since", "0", memories_of_another_run_do_not_count),
+    "one key for all rounds": (run.opened, '"server", server.round', '"server", 0', server_randomness_is_the_rounds),
+    "the last reply counts": (replies.accepted, "waiting.discard(reply.client)", "pass", who_answers_twice_counts_once),
+    "in order of arrival": (
+        replies.ask,
+        "answers.sort(key=lambda reply: reply.client)",
+        "pass",
+        who_answers_late_is_added_in_its_place,
+    ),
+    "lowered too far": (replies.capped, "(1 - share * lowered)", "1", no_claim_is_above_its_share),
+    "the outermost alone": (chain, 'getattr(recipe, "base", None)', "None", a_chain_reaches_the_innermost),
+    "pushed away": (
+        Tree.plus,
+        "self.within(other) + other",
+        "self.within(other) - other",
+        a_pull_is_added_to_the_gradient,
+    ),
+    "without the rest": (Tree.plus, "self | (", "(", what_has_no_pull_stays),
+    "every stage its own state": (
+        dry_run,
+        "state=initial_state(stage, server)",
+        "state=stage.algorithm.setup(server)",
+        a_rehearsal_sends_what_the_run_sends,
+    ),
+    "the warm-up's last evaluation": (
+        read.evaluations,
+        "(last := round) > since",
+        "(last := round) >= since",
+        a_warm_ups_model_is_thrown_away,
+    ),
+    "one client more": (
+        read.summary_statistics,
+        "len(values) // 10)",
+        "len(values) // 10 + 1)",
+        the_worst_tenth_of_twenty_is_two,
+    ),
+    "all bytes": (
+        read.bytes_per_round,
+        'startswith("evaluation")',
+        'startswith("look")',
+        evaluations_are_not_the_methods_bytes,
+    ),
+    "global first": (
+        read.measure_of,
+        '"fine-tuned", "global"',
+        '"global", "fine-tuned"',
+        fine_tuned_models_are_the_headline,
+    ),
+}
+
+
+def mutated(function, right: str, wrong: str):
+    """The code of the function with the one place changed."""
+    source = textwrap.dedent(inspect.getsource(function))
+    assert source.count(right) == 1, f"{function.__qualname__} has not one {right!r}"
+    found: dict = {}
+    exec("from __future__ import annotations\n" + source.replace(right, wrong), {**function.__globals__}, found)
+    return found[function.__name__].__code__
+
+
+@pytest.mark.parametrize(("function", "right", "wrong", "asked"), MUTANTS.values(), ids=MUTANTS)
+def test_mutants_are_noticed(function, right, wrong, asked, monkeypatch):
+    asked()
+    monkeypatch.setattr(function, "__code__", mutated(function, right, wrong))
+    with pytest.raises(AssertionError):
+        asked()
