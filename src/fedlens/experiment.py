@@ -56,13 +56,13 @@ class LocalTraining:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """When to look, and at which models."""
+    """When models are evaluated, and which."""
 
-    every: Number = 1  # rounds between looks at the global model; 0: only after the last round
+    every: Number = 1  # rounds between evaluations of the global model; 0: only after the last round
     closing: Number = 0  # last rounds that are all looked at, whatever `every` says
-    personal: Literal["both", "before", "after", "none"] = "both"  # clients' own models, before or after local training
-    personal_every: Number = 0  # rounds between looks at them; 0: only after the last round
-    last: Count = 10  # the closing mean is over this many last looks
+    personal: Literal["both", "before", "after", "none"] = "both"  # personal models, before or after local training
+    personal_every: Number = 0  # rounds between evaluations of them; 0: only after the last round
+    last: Count = 10  # the closing mean is over this many last evaluations
     targets: tuple[Share, ...] = ()  # accuracies whose first round and bytes are reported
 
 

@@ -98,7 +98,7 @@ def test_plain_lines_where_there_is_no_terminal(finished):
     headline, *rounds, accuracy, bytes_sent = said.splitlines()
     assert headline == "scaffold on mnist5k (dirichlet, 4 clients), mlp, cpu fp32, sequential -> run"
     assert [line.split()[1] for line in rounds] == ["1/4", "2/4", "3/4", "4/4"]
-    assert accuracy.startswith("accuracy 0.") and bytes_sent.startswith("sent up ")
+    assert re.match(r"accuracy \d+\.\d\d % ", accuracy) and bytes_sent.startswith("sent up ")
     assert "\x1b" not in said
     assert (finished / "log.txt").read_text().splitlines() == rounds
 
@@ -114,7 +114,7 @@ def test_json_is_one_line(finished, nursery, tmp_path):
     assert "round 4/4" in ended.err  # progress goes beside it
     assert same(finished, tmp_path / "again")
     closing = (finished.parent / "said").read_text()
-    assert f"accuracy {said['accuracy']:.4f} " in closing
+    assert f"accuracy {100 * said['accuracy']:.2f} % " in closing
 
 
 def test_json_has_no_nan(nursery, tmp_path):
@@ -787,7 +787,7 @@ def test_live_panel(long, nursery, tmp_path):
     assert code == 0 and "from round" in lines[0] and text.count("scaffold on") > 2  # drawn again and again
     assert [re.sub(" +", " ", line)[:17] for line in lines[1:3]] == ["│ round 6/6 ━━━━━", "│ accuracy loss u"]
     assert re.search("[▁▂▃▄▅▆▇█]", lines[4]) and lines[5].startswith("╰")
-    assert lines[6].startswith("accuracy 0.") and lines[7].startswith("sent up") and len(lines) == 8
+    assert re.match(r"accuracy \d+\.\d\d % ", lines[6]) and lines[7].startswith("sent up") and len(lines) == 8
     assert same(long, tmp_path / "[bold]run")
 
 

@@ -161,7 +161,7 @@ def test_the_files_say_the_same(done):
         mean, std = 100 * float(row["personal_after"]), 100 * float(row["personal_after_std"])
         assert f"{mean:.2f} ± {std:.2f}" in text
     assert "| fedper | – |" in text and "## alpha=0.1" in text and "Mean rank over settings" in text
-    assert "each client's own model on its own test images" in text
+    assert "each client's personal model on its own test images" in text
 
 
 def test_side_by_side_gives_the_bits_of_one_after_another(done, tmp_path):

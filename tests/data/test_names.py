@@ -221,12 +221,12 @@ def test_the_live_page_calls_clients_and_classes_by_their_names(finished, namele
 
 def test_the_report_calls_clients_and_classes_by_their_names(finished, nameless):
     shown, before = (gather([folder.path]) for folder in (finished, nameless))
-    (split,), (look, *_) = shown["splits"], shown["runs"][0]["looks"].values()
+    (split,), (look, *_) = shown["splits"], shown["runs"][0]["evaluations"].values()
     called = [f"{site} (client {n})" for n, site in enumerate(SITES)]
     assert (split["names"], split["ticks"], split["classes"]) == (called, SHORT, list(KINDS))
     assert look["clients"] == [0, 1, 2, 3] and look["names"] == called
     assert "names" not in shown["runs"][0]["passport"]  # they are in the page once
-    (split,), (look, *_) = before["splits"], before["runs"][0]["looks"].values()
+    (split,), (look, *_) = before["splits"], before["runs"][0]["evaluations"].values()
     assert (split["ticks"], split["classes"], look["names"]) == (["0", "1", "2", "3"], ["0", "1"], None)
     assert before["runs"][0]["state"] == "complete"
 

@@ -97,7 +97,7 @@ def test_numbers_are_those_of_the_tables(finished, tmp_path):
             for part in ("payload", "header"):
                 assert parts[part] == sum(b[part] for b in sent if b["kind"] == kind)
         assert row["bytes"].keys() == {b["kind"] for b in sent}
-        for look, found in row["looks"].items():
+        for look, found in row["evaluations"].items():
             by = {m["client"]: m["value"] for m in metrics if m["client"] is not None and m["model"] == look}
             x = np.array([by[client] for client in sorted(by)])
             assert found["clients"] == sorted(by) and found["accuracy"] == x.tolist() and found["count"] == 6
@@ -140,14 +140,14 @@ def test_the_answer_in_words_names_the_best_by_its_number(finished):
 
 def test_own_models_of_any_name_are_one_measure_as_in_the_terminals_table(personal):
     shown, table = gather(personal), Comparison(existing(personal), "personal").rows("")
-    assert [group["own"] for group in shown["groups"]] == ["fine-tuned", "personal after", "personal after"]
-    assert shown["measure"] == "own" and "own" in shown["measures"] and not shown["listed"]
+    assert [group["personal"] for group in shown["groups"]] == ["fine-tuned", "personal after", "personal after"]
+    assert shown["measure"] == "personal" and "personal" in shown["measures"] and not shown["listed"]
     by_name = {group["label"]: group for group in shown["groups"]}
     for row in table:
         group = by_name[row["method"]]
-        assert group["own"] == row["clients_by"]
-        assert math.isclose(group["accuracy"][group["own"]]["mean"], row["mean"])
-        fair = group["fairness"][group["own"]]
+        assert group["personal"] == row["clients_by"]
+        assert math.isclose(group["accuracy"][group["personal"]]["mean"], row["mean"])
+        fair = group["fairness"][group["personal"]]
         assert math.isclose(fair["worst_decile"]["mean"], row["clients_worst_decile"])
         assert math.isclose(fair["std"]["mean"], row["clients_std"])
     best, second, _ = table
@@ -155,9 +155,10 @@ def test_own_models_of_any_name_are_one_measure_as_in_the_terminals_table(person
         f"{best['method']} was best with {100 * best['mean']:.1f}\u00a0%, "
         f"{100 * (best['mean'] - second['mean']):.1f} points above {second['method']}"
     )
-    assert shown["own_looks"] == "fine-tuned for fedavg+ft, after local training for the others"
+    assert shown["personal_models"] == "fine-tuned for fedavg+ft, after local training for the others"
     assert shown["sentences"][0] == (
-        f"Judged by clients' own models on their own test images, after the last round: {shown['own_looks']}."
+        "Accuracy is that of personal models on each client's test images, after the last round: "
+        f"{shown['personal_models']}."
     )
 
 
@@ -167,7 +168,10 @@ def test_who_fine_tunes_is_judged_by_that(personal):
     mean = alone["groups"][0]["accuracy"]["fine-tuned"]["mean"]
     assert alone["measure"] == "fine-tuned" and alone["headline"].startswith(f"fedavg+ft reached {100 * mean:.1f}")
     pair = gather([personal[0], personal[2]])
-    assert pair["measure"] == "own" and pair["own_looks"] == "fine-tuned for fedavg+ft, after local training for fedavg"
+    assert (
+        pair["measure"] == "personal"
+        and pair["personal_models"] == "fine-tuned for fedavg+ft, after local training for fedavg"
+    )
     assert compare_existing([personal[0], personal[2]]).by == "personal"
 
 
@@ -175,12 +179,14 @@ def test_with_a_global_model_for_all_own_models_come_second(personal, finished):
     shown = gather(finished)
     assert shown["measure"] == "global" and compare_existing(finished).by == "global"
     (said,) = [sentence for sentence in shown["sentences"] if "on average" in sentence]
-    means = [group["fairness"][group["own"]]["mean"]["mean"] for group in shown["groups"]]
+    means = [group["fairness"][group["personal"]]["mean"]["mean"] for group in shown["groups"]]
     best = shown["groups"][means.index(max(means))]["label"]
     start = f"Of clients' models after local training, {best}'s are best: {100 * max(means):.1f}\u00a0% on average"
     assert said.startswith(start)
     alike = gather(personal[1:])  # one name for all: no need for another
-    assert alike["measure"] == "personal after" and "own" not in alike["measures"] and alike["own_looks"] == ""
+    assert (
+        alike["measure"] == "personal after" and "personal" not in alike["measures"] and alike["personal_models"] == ""
+    )
 
 
 def test_methods_without_a_measure_in_common_are_told_one_by_one(personal, tmp_path):
@@ -575,7 +581,7 @@ def test_the_first_picture_names_clients_and_not_their_ranks(tmp_path, monkeypat
         *looks.values()
     ]
     for line, look in zip(axis.lines, looks, strict=True):
-        assert line.get_ydata().tolist() == [accuracies[look][client] for client in named]
+        assert line.get_ydata().tolist() == [100 * accuracies[look][client] for client in named]
     assert [*axis.lines[0].get_ydata()] == sorted(axis.lines[0].get_ydata())
     style.pyplot().close("all")
 

@@ -227,20 +227,22 @@ def test_own_models_of_any_name_stand_in_one_table(browser, tmp_path):
     with browser.open(out.as_uri(), 1280, 800) as page:
         page.until("document.querySelectorAll('#curves svg circle').length > 0")
         rows = page.evaluate(cells.format("#clients"))
-        assert {row[0]: row[1] for row in rows} == {label: group["own"] for label, group in groups.items()}
+        assert {row[0]: row[1] for row in rows} == {label: group["personal"] for label, group in groups.items()}
         for row in rows:
-            fair = groups[row[0]]["fairness"][groups[row[0]]["own"]]
+            fair = groups[row[0]]["fairness"][groups[row[0]]["personal"]]
             assert row[2:5] == [f"{100 * fair[name]['mean']:.1f}" for name in ("mean", "std", "worst_decile")]
         names = page.evaluate("[...document.querySelectorAll('#clients .chart svg .name')].map((e) => e.textContent)")
         assert sorted(names) == sorted(groups)
         heads = page.evaluate("[...document.querySelectorAll('#comparison thead th')].map((e) => e.textContent.trim())")
-        own, tenth = (next(n for n, head in enumerate(heads) if head.startswith(w)) for w in ("own model, %", "worst"))
+        own, tenth = (
+            next(n for n, head in enumerate(heads) if head.startswith(w)) for w in ("personal model, %", "worst")
+        )
         means = []
         for row in page.evaluate(cells.format("#comparison")):
             group = groups[row[0]]
-            means.append(group["accuracy"][group["own"]]["mean"])
+            means.append(group["accuracy"][group["personal"]]["mean"])
             assert row[own] == f"{100 * means[-1]:.1f}"
-            assert row[tenth] == f"{100 * group['fairness'][group['own']]['worst_decile']['mean']:.1f}"
+            assert row[tenth] == f"{100 * group['fairness'][group['personal']]['worst_decile']['mean']:.1f}"
         assert len(means) == 3 and means == sorted(means, reverse=True)  # ordered as the headline says
         assert page.errors == []
 

@@ -333,20 +333,20 @@ def test_rows_and_curves_are_those_of_the_tables(finished):
         assert np.allclose(found["global"]["seconds"], seconds, rtol=1e-12)
 
 
-def test_a_run_is_judged_by_the_model_that_the_report_judges_it_by(tmp_path):
+def test_a_run_is_evaluated_on_the_model_that_the_report_judges_it_by(tmp_path):
     for method in ("fedavg", "local", "fedavg+ft"):
         run(tmp_path / method, f"algorithm={method}", "rounds=2")
     with serving(tmp_path) as server:
         rows = {row["name"]: row for row in server.watch.since(0)["runs"]}
-    assert {name: row["judged_by"] for name, row in rows.items()} == {
+    assert {name: row["evaluated_on"] for name, row in rows.items()} == {
         "fedavg": "global",
         "local": "personal after",
         "fedavg+ft": "fine-tuned",
     }
     for name, row in rows.items():
         shown = gather([tmp_path / name])
-        assert shown["measure"] == row["judged_by"]
-        assert row["accuracy"] == shown["groups"][0]["accuracy"][row["judged_by"]]["mean"]
+        assert shown["measure"] == row["evaluated_on"]
+        assert row["accuracy"] == shown["groups"][0]["accuracy"][row["evaluated_on"]]["mean"]
     assert len(rows["fedavg+ft"]["spark"]) == 3  # of the global model on the way there
 
 
@@ -408,7 +408,7 @@ def test_the_report_is_that_of_the_command_and_not_kept(copy):
 
 def state(path: Path) -> tuple[str, str]:
     seen = follow.Followed(path, "run")
-    seen.look()
+    seen.refresh()
     return seen.row["state"], seen.row["trouble"]
 
 
@@ -443,7 +443,7 @@ def test_a_damaged_file_costs_its_run_alone_and_can_be_mended(copy, finished, na
     )
     (copy / name).write_bytes(whole)
     os.utime(copy / name.split("/")[0])
-    watch._next_look = 0
+    watch._next_refresh = 0
     assert [(row["name"], row["state"]) for row in watch.since(watch.version)["runs"]] == [("fedavg", "done")]
 
 
@@ -522,10 +522,10 @@ def whole(path: Path) -> dict:
 def test_only_what_is_new_is_read(tmp_path, reads):
     path = synthetic(tmp_path / "run", 10, done=False)
     seen = follow.Followed(path, "run")
-    assert seen.look() and reads == ["000001-000010.parquet"]
+    assert seen.refresh() and reads == ["000001-000010.parquet"]
     for end in range(11, 31):
         grow(path, end - 1, end, 100)
-        assert seen.look() and not seen.look()
+        assert seen.refresh() and not seen.refresh()
         assert reads[-1] == f"{end:06d}-{end:06d}.parquet"
         news = seen.curves(end - 1, seen.generation)
         assert news["curves"]["global"]["round"] == [end]
@@ -540,7 +540,7 @@ def test_parts_that_are_merged_are_not_read_again(tmp_path, reads):
     seen = follow.Followed(path, "run")
     for end in range(4, 80):
         grow(path, end - 1, end, 100)
-        seen.look()
+        seen.refresh()
     assert len([*(path / "metrics.parquet").iterdir()]) < 64  # they were merged on the way
     large = [name for name in reads if int(name[7:13]) - int(name[:6]) > 3]
     assert len(large) <= 1 and len(reads) <= 78
@@ -548,22 +548,22 @@ def test_parts_that_are_merged_are_not_read_again(tmp_path, reads):
     assert {name: everything[name] for name in ("accuracy", "loss")} == whole(path)
     RunFolder(path).tables()[0].merge()
     before = len(reads)
-    seen.look()
+    seen.refresh()
     assert len(reads) == before
 
 
 def test_between_checkpoints_the_log_is_followed(tmp_path):
     path = synthetic(tmp_path / "run", 4, done=False)
     seen = follow.Followed(path, "run")
-    seen.look()
+    seen.refresh()
     with open(path / "log.txt", "a") as log:
         log.write("round 5/10  accuracy 0.9876  loss 0.1234  up 5.0 MB  down 5.0 MB  9.0 s\nround 6/10  accu")
-    assert seen.look() and seen.row["round"] == 5 and seen.row["accuracy"] == 0.9876
+    assert seen.refresh() and seen.row["round"] == 5 and seen.row["accuracy"] == 0.9876
     assert seen.curves(4, 0 + seen.generation)["curves"]["global"] == {
         "round": [5], "accuracy": [0.9876], "loss": [0.1234], "seconds": [9.0]}  # fmt: skip
     with open(path / "log.txt", "a") as log:
         log.write("racy 0.9900  loss 0.1000  up 6.0 MB  down 6.0 MB  11.0 s\n")
-    assert seen.look() and seen.row["round"] == 6 and seen.row["accuracy"] == 0.99
+    assert seen.refresh() and seen.row["round"] == 6 and seen.row["accuracy"] == 0.99
 
 
 def test_rounds_without_a_look_are_not_drawn(tmp_path):
@@ -575,19 +575,19 @@ def test_rounds_without_a_look_are_not_drawn(tmp_path):
         for number, value in ((3, 0.5), (4, 0.6), (5, 0.6)):  # a line repeats the newest accuracy
             log.write(f"round {number}/9  accuracy {value:.4f}  loss 1.0000  up 5.0 MB  down 5.0 MB  9.0 s\n")
     seen = follow.Followed(path, "run")
-    seen.look()
+    seen.refresh()
     assert seen.curves(0, 0)["curves"]["global"]["round"] == [1, 2, 4] and seen.row["round"] == 5
 
 
 def test_a_run_that_goes_on_from_an_earlier_checkpoint(tmp_path):
     path = synthetic(tmp_path / "run", 6, done=False)
     seen = follow.Followed(path, "run")
-    seen.look()
+    seen.refresh()
     before = seen.curves(0, 0)
     for table in RunFolder(path).tables():
         table.cut(4)
     grow(path, 4, 7, 100, seed=9)  # other numbers, so that stale ones would show
-    seen.look()
+    seen.refresh()
     after = seen.curves(before["read"], before["generation"])
     assert after["generation"] != before["generation"] and after["after"] == 0
     assert after["curves"]["global"]["round"] == [1, 2, 3, 4, 5, 6, 7]
@@ -601,11 +601,11 @@ def test_runs_come_and_go(copy, finished):
     assert watch.since(first["version"])["runs"] == []
     shutil.copytree(finished, copy.parent / "deep" / "er")
     shutil.rmtree(copy)
-    watch._next_look = watch._next_search = 0
+    watch._next_refresh = watch._next_search = 0
     news = watch.since(first["version"])
     assert [row["name"] for row in news["runs"]] == ["deep/er"] and news["gone"] == ["fedavg"]
     shutil.rmtree(copy.parent / "deep")
-    watch._next_look = watch._next_search = 0
+    watch._next_refresh = watch._next_search = 0
     assert watch.since(news["version"]) == {
         "version": news["version"] + 1,
         "runs": [],
@@ -651,13 +651,13 @@ def test_fifty_runs_of_a_thousand_rounds_cost_little(tmp_path):
     for end in range(1001, 1006):
         for path in paths:
             grow(path, end - 1, end, 2000)
-        watch._next_look = 0
+        watch._next_refresh = 0
         began = time.process_time()
         news = watch.since(watch.version)
         took.append(time.process_time() - began)
         assert [row["round"] for row in news["runs"]] == [end] * 50
         assert len(json.dumps(watch.curves("run-07", end - 1, 1))) < 500
-    watch._next_look = 0
+    watch._next_refresh = 0
     began = time.process_time()
     assert watch.since(watch.version)["runs"] == []
     idle = time.process_time() - began

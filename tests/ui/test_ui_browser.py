@@ -99,7 +99,9 @@ def test_each_number_says_whose_it_is(browser, tmp_path):
         "e.querySelector('.name').textContent, e.querySelector('.accuracy small').textContent]))"
     )
     with _served(tmp_path) as server, opened(browser, server) as page:
-        assert page.evaluate(shown) == {"fedavg": "global", "local": "own", "fedavg+ft": "own"} and quiet(page, server)
+        assert page.evaluate(shown) == {"fedavg": "global", "local": "personal", "fedavg+ft": "personal"} and quiet(
+            page, server
+        )
         number = "[...document.querySelectorAll('.runs li')].find((e) => e.querySelector('.name').textContent === '{}')"
         assert f"{100 * tuned:.1f} %" in page.evaluate(
             f"{number.format('fedavg+ft')}.querySelector('.accuracy').textContent"

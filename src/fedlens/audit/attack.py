@@ -54,7 +54,7 @@ class Prior:
     auxiliary: Images  # others of the same kind, that nobody trained on
     mean: tuple[float, ...]  # what turns pixels in [0, 1] into network input
     std: tuple[float, ...]
-    personal: Mapping[int, Tree] = field(default_factory=dict)  # clients' own models, which answer questions
+    personal: Mapping[int, Tree] = field(default_factory=dict)  # personal models, which answer questions
 
     def pixels(self, x: Tensor) -> Tensor:
         """Network input as pixels in [0, 1]; what lies beyond is cut off."""

@@ -43,7 +43,7 @@ ATTACKS: dict[str, Attack] = {
     "idlg": GradientInversion("idlg"),
     "labels": LabelLeakage(),
 }
-# Clients' own models never cross: who asks them has more than the server. dlg is idlg without the labels.
+# Personal models never cross: who asks them has more than the server. dlg is idlg without the labels.
 USUAL = tuple(name for name in ATTACKS if name != "dlg" and not name.endswith("personal"))
 _RATES = (0.01, 0.001)
 _CLIENTS = 5  # whose candidates are asked about
@@ -121,7 +121,7 @@ def audit(
     if not verdicts:
         reasons = "; ".join(dict.fromkeys(skipped.values()))
         raise BadInput(
-            f"{path} sends nothing that can be attacked ({reasons}); --attacks loss_personal asks clients' own models"
+            f"{path} sends nothing that can be attacked ({reasons}); --attacks loss_personal asks personal models"
         )
     found = Audit(str(folder.path), len(transcript), verdicts, skipped, time.perf_counter() - began)
     folder.write_json("audit.json", found.plain())

@@ -185,7 +185,7 @@ def diff(a: str, b: str, json: Json = False) -> None:
 def explain(
     words: Annotated[list[str] | None, typer.Argument(metavar="[RUN ...] [key=value ...]", show_default=False)] = None,
     weights: Annotated[str, typer.Option(help="A safetensors file, when there is no run.")] = "",
-    clients: Annotated[str, typer.Option(help="Clients whose own models are shown, by number or name: 0,3.")] = "",
+    clients: Annotated[str, typer.Option(help="Clients whose personal models are shown, by number or name: 0,3.")] = "",
     rounds: Annotated[str, typer.Option("--round", help="Rounds whose models are shown, such as 50,100.")] = "",
     methods: Annotated[str, typer.Option(help="Such as lrp,guided_backprop,grad_cam.")] = "",
     images: Annotated[int, typer.Option(min=1, max=64)] = 6,
@@ -298,7 +298,7 @@ def clients(
     if json:
         _say_json({"runs": rows, "accuracies": accuracies, "pictures": [str(path) for path in drawn]})
         return
-    titles = {"mean": "mean, %", "std": "std", "worst_decile": "worst 10 %"}
+    titles = {"mean": "mean, %", "std": "std, %", "worst_decile": "worst tenth, %"}
     _print_rows([{titles.get(k, k): f"{100 * v:.2f}" if k in titles else v for k, v in row.items()} for row in rows])
     everyone = sorted({client for by in accuracies.values() for client in by})
     reference = next(iter(accuracies.values()))
@@ -747,19 +747,20 @@ def _closing(result: Any, json: bool) -> None:
     if json:
         _say_json(result.plain())
         return
-    from ..simulate.progress import size
+    from ..core.format import duration, percent, size
 
     if result.accuracy is not None and (result.loss is None or not math.isfinite(result.loss)):
         print("note: the loss is not finite: training diverged, which a lower local.lr or uplink=clip may mend")
     if result.accuracy is not None:
-        print(f"accuracy {result.accuracy:.4f} (global model, pooled test set, after {result.rounds} rounds)")
+        print(f"accuracy {percent(result.accuracy, 2)} (global model, pooled test set, after {result.rounds} rounds)")
     for name, spread in result.personal.items():
         words = {"before": "personal models before local training", "after": "personal models after local training"}
-        numbers = f"mean {spread['mean']:.4f}, std {spread['std']:.4f}, worst decile {spread['worst_decile']:.4f}"
+        mean, std, worst = (percent(spread[part], 2) for part in ("mean", "std", "worst_decile"))
+        numbers = f"mean {mean}, std {std}, worst tenth {worst}"
         print(f"{words.get(name, f'{name} models')}: {numbers} (each on its client's test shard)")
     for line in _privacy_lines(Path(result.run) / "privacy.json"):
         print(line)
-    print(f"sent up {size(result.bytes_up)}, down {size(result.bytes_down)}; {result.seconds:.1f} s; {result.run}")
+    print(f"sent up {size(result.bytes_up)}, down {size(result.bytes_down)}; {duration(result.seconds)}; {result.run}")
 
 
 def _privacy_lines(file: Path) -> Iterator[str]:

@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
+from ..core.format import duration, percent
 from ..simulate import run as simulate
 from ..simulate.progress import sparkline
 
@@ -30,9 +31,9 @@ class Line:
 
     @property
     def said(self) -> str:
-        accuracy = "" if self.accuracy is None else f", accuracy {self.accuracy:.4f}"
+        accuracy = "" if self.accuracy is None else f", accuracy {percent(self.accuracy, 2)}"
         trouble = f": {self.trouble}" if self.trouble else ""
-        return f"{self.name}: {self.state}{trouble or accuracy} ({self.seconds:.1f} s)"
+        return f"{self.name}: {self.state}{trouble or accuracy} ({duration(self.seconds)})"
 
 
 class OneRun:
@@ -134,8 +135,8 @@ class LiveBoard(Board):
             table.add_row(
                 line.name,
                 Text(f"{line.round}/{line.rounds}" if line.rounds else line.state, style=style),
-                "" if line.accuracy is None else f"{line.accuracy:.4f}",
-                f"{seconds:.0f} s",
+                "" if line.accuracy is None else percent(line.accuracy, 2),
+                duration(seconds),
                 line.trouble or Text(sparkline(line.curve, max(self.console.width - 60, 8)), style="cyan"),
             )
         left = len(self.lines) - len(over)

@@ -35,8 +35,8 @@ def draw(runs: Sequence[Compared], path: Path) -> Path | None:
                 mine = [run for run in done if run.method == method and model in run.curves]
                 if mine:
                     _line(axis, mine, model, over, unit, alike=_variant(method, done))
-            axis.set(xlabel=title, ylim=(0, 1), xlim=(0, None))
-        panels[0].set_ylabel(f"accuracy\n{_MODELS[model]}")
+            axis.set(xlabel=title, ylim=(0, 100), xlim=(0, None))
+        panels[0].set_ylabel(f"accuracy, %\n{_MODELS[model]}")
     handles: dict[str, Any] = {}
     for axis in axes.flat:
         handles |= {label: line for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
@@ -58,6 +58,7 @@ def _line(axis: Any, runs: Sequence[Compared], model: str, over: str, unit: floa
     curves = [run.curves[model] for run in runs]
     rounds = [round for round in curves[0]["round"] if all(round in curve["round"] for curve in curves)]
     points = [[_at(curve, name, rounds) for curve in curves] for name in (over, "accuracy")]
+    points[1] = [[100 * value for value in seed] for seed in points[1]]
     xs, ys = ([sum(each) / len(each) for each in zip(*values, strict=True)] for values in points)
     sparse = len(rounds) <= 12
     mark = ("o", "s", "^", "D", "v", "P")[alike % 6] if sparse or alike else None

@@ -35,9 +35,10 @@ class Compared:
     state: str = "missing"  # complete, unfinished, corrupt, failed
     trouble: str = ""
     algorithm: str = ""  # the method without its settings: colours go by it
-    global_last: float | None = None  # the global model on the pooled test set, mean of the last looks
+    global_last: float | None = None  # the global model on the pooled test set, mean of the last evaluations
+    last: int = 0  # how many these are
     global_end: float | None = None  # the same after the last round
-    clients: Mapping[str, Mapping[int, float]] = field(default_factory=dict)  # look -> client -> accuracy
+    clients: Mapping[str, Mapping[int, float]] = field(default_factory=dict)  # model -> client -> accuracy
     rounds: int = 0
     bytes_up: int = 0
     bytes_down: int = 0
@@ -50,12 +51,12 @@ class Compared:
     place: str = ""  # engine, device and precision
 
     @property
-    def look(self) -> str | None:
-        """The best trained of the models that each client was judged by."""
+    def personal_model(self) -> str | None:
+        """The best trained of the models that clients were evaluated on."""
         return next(iter(self.clients), None)
 
     @property
-    def judged_by(self) -> str | None:
+    def evaluated_on(self) -> str | None:
         return measure_of([*self.clients, *([] if self.global_last is None else ["global"])])
 
 
@@ -85,6 +86,7 @@ def _measured(blank: Compared, run: StoredRun) -> Compared:
         trouble="",
         algorithm=run.method,
         global_last=sum(last) / len(last) if last else None,
+        last=len(last),
         global_end=last[-1] if last else None,
         clients=client_accuracies(run.metrics),
         rounds=run.rounds,

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..core.files import write_atomic, write_json
+from ..core.format import size
 from ..runs.grid import deviation, mean
 from ..runs.read import fairness
-from ..simulate.progress import size
 from .measured import Compared
 from .significance import FEWEST, holm, paired_t, wilcoxon
 
@@ -22,8 +22,8 @@ LEVEL = 0.05
 _NOTABLE = 0.1  # of its seconds that a run spends at the server, from which on that is shown
 _DIGITS = 12  # of a mean: what is beyond them is the order of its sum
 _MODELS = {
-    "global": "the global model on the pooled test set, mean of the last looks",
-    "personal": "each client's own model on its own test images (fine-tuned, or after local training), their mean",
+    "global": "the global model on the pooled test set, mean of the last evaluations",
+    "personal": "each client's personal model on its own test images (fine-tuned, or after local training), their mean",
 }
 
 
@@ -88,7 +88,7 @@ class Comparison:
         """What must be known to read the columns that are shown."""
         shown = {title for _, *tables in self.tables() for table in tables for row in table for title in row}
         lines = [f"Ranked by {_MODELS[self.by]}; accuracies in %, ± standard deviation over seeds (n - 1)."]
-        if shown & {"global, last looks", "global, end"}:
+        if any(title.startswith("global") for title in shown):
             lines.append("global: one model for all, on the pooled test set.")
         if shown & {"personal before", "personal after", "fine-tuned"}:
             lines.append(
@@ -132,22 +132,22 @@ class Comparison:
             yield f"p is against the best, after Holm; * is below {LEVEL}."
 
     def _about_costs(self, shown: Set[str]) -> Iterator[str]:
-        if looks := self._looks():
-            yield f"std and worst 10 %: over clients, by {looks}."
+        if models := self._personal_models():
+            yield f"std and worst tenth: over clients, {models}."
         yield "up, down: sent by the method in a whole run, all clients together."
-        yield "seconds: of a whole run, with its looks, on this machine."
+        yield "seconds: of a whole run, with its evaluations, on this machine."
         if "at the server" in shown:
             yield "at the server: of these, after clients had answered."
         if "on devices, s" in shown:
             yield "on devices: simulated seconds of a whole run."
 
-    def _looks(self) -> str:
-        """By which model clients are judged: that of most methods, and whose is another."""
-        looks: dict[str, list[str]] = {}
-        for method, look in {run.method: run.look for run in self.runs if run.look}.items():
-            looks.setdefault(look, []).append(method)
-        usual = max(looks, key=lambda look: len(looks[look]), default="")
-        others = [f"{look} of {', '.join(methods)}" for look, methods in looks.items() if look != usual]
+    def _personal_models(self) -> str:
+        """Which models clients are evaluated on: those of most methods, and whose are others."""
+        models: dict[str, list[str]] = {}
+        for method, model in {run.method: run.personal_model for run in self.runs if run.personal_model}.items():
+            models.setdefault(model, []).append(method)
+        usual = max(models, key=lambda model: len(models[model]), default="")
+        others = [f"{model} of {', '.join(methods)}" for model, methods in models.items() if model != usual]
         return ", but ".join([usual, *others])
 
     def markdown(self) -> str:
@@ -188,9 +188,9 @@ class Comparison:
 
 
 def ranked_by(runs: Sequence[Compared]) -> By:
-    """Global where all methods are judged by their global model; where some are not, what each client gets."""
+    """Global where all methods are evaluated on their global model; where some are not, what each client gets."""
     done = [run for run in runs if run.state == "complete"]
-    everyone_global = all(run.judged_by == "global" for run in done)
+    everyone_global = all(run.evaluated_on == "global" for run in done)
     return "global" if everyone_global or not any(run.clients for run in done) else "personal"
 
 
@@ -198,11 +198,11 @@ def score(run: Compared, by: By) -> float | None:
     """What a run is ranked by."""
     if by == "global":
         return run.global_last
-    return _client_mean(run, run.look)
+    return _client_mean(run, run.personal_model)
 
 
-def _client_mean(run: Compared, look: str | None) -> float | None:
-    accuracies = run.clients.get(look or "", {})
+def _client_mean(run: Compared, model: str | None) -> float | None:
+    accuracies = run.clients.get(model or "", {})
     return mean(list(accuracies.values()))
 
 
@@ -225,7 +225,9 @@ def _over_clients(done: Mapping[tuple[str, int], Compared], a: str, b: str, by: 
     found = []
     for seed in [seed for method, seed in done if method == a and (b, seed) in done]:
         pair = done[a, seed], done[b, seed]
-        left, right = (run.clients.get("personal before" if by == "global" else run.look or "", {}) for run in pair)
+        left, right = (
+            run.clients.get("personal before" if by == "global" else run.personal_model or "", {}) for run in pair
+        )
         found += [left[client] - right[client] for client in sorted(left.keys() & right.keys())]
     return found
 
@@ -237,14 +239,15 @@ def _row(runs: Sequence[Compared], by: By) -> dict[str, Any]:
     row["seeds"] = [run.seed for run in done]
     scores = [value for run in done if (value := score(run, by)) is not None]
     row |= {"mean": mean(scores), "std": deviation(scores)}
+    row["last"] = max((run.last for run in done), default=0)
     for name in ("global_last", "global_end"):
         values = [value for run in done if (value := getattr(run, name)) is not None]
         row |= {name: mean(values), f"{name}_std": deviation(values)}
-    for look in ("personal before", "personal after", "fine-tuned"):
-        values = [value for run in done if (value := _client_mean(run, look)) is not None]
-        row |= {look.replace(" ", "_"): mean(values), f"{look.replace(' ', '_')}_std": deviation(values)}
-    fair = [fairness(list(run.clients[run.look].values())) for run in done if run.look]
-    row["clients_by"] = next((run.look for run in done if run.look), None)
+    for model in ("personal before", "personal after", "fine-tuned"):
+        values = [value for run in done if (value := _client_mean(run, model)) is not None]
+        row |= {model.replace(" ", "_"): mean(values), f"{model.replace(' ', '_')}_std": deviation(values)}
+    fair = [fairness(list(run.clients[run.personal_model].values())) for run in done if run.personal_model]
+    row["clients_by"] = next((run.personal_model for run in done if run.personal_model), None)
     row |= {f"clients_{name}": mean([one[name] for one in fair]) for name in ("std", "worst_decile", "jain")}
     for name in ("rounds", "bytes_up", "bytes_down", "seconds"):
         row[name] = mean([getattr(run, name) for run in done])
@@ -256,14 +259,14 @@ def _row(runs: Sequence[Compared], by: By) -> dict[str, Any]:
 
 def _plain(run: Compared) -> dict[str, Any]:
     kept = {k: v for k, v in vars(run).items() if k not in ("curves", "clients")}
-    return {**kept, "run": str(run.run), "clients": {look: dict(by) for look, by in run.clients.items()}}
+    return {**kept, "run": str(run.run), "clients": {model: dict(by) for model, by in run.clients.items()}}
 
 
 def _accuracies(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     text = {"rank": str(row["rank"] or "–"), "method": row["method"]}
     names = {
-        "global_last": "global, last looks",
-        "global_end": "global, end",
+        "global_last": f"global (mean of last {max(one['last'] for one in rows)})",
+        "global_end": "global (last round)",
         "personal_before": "personal before",
         "personal_after": "personal after",
         "fine-tuned": "fine-tuned",
@@ -279,7 +282,7 @@ def _accuracies(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> di
 
 def _costs(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     text = {"method": row["method"], "seeds": str(len(row["seeds"]))}
-    for name, title in {"clients_std": "std", "clients_worst_decile": "worst 10 %"}.items():
+    for name, title in {"clients_std": "std", "clients_worst_decile": "worst tenth"}.items():
         text[title] = _percent(row[name], None)
     text |= {"rounds": "–" if row["rounds"] is None else f"{row['rounds']:g}"}
     for name, title in {"bytes_up": "up", "bytes_down": "down"}.items():

@@ -4,8 +4,8 @@ The evidence is `evidence.json`: {"format": 1, "results": [...]}, each result on
 
 - source: the file that the numbers are from; data, clients, partition, model, rounds, seeds: what it was run on;
 - skew: label_entropy (bits) of so many classes, size_gini and distance (EMD of labels), as in `fedlens data show`;
-- global: method -> accuracy of the global model on the pooled test set, mean of the last looks, mean over seeds;
-- personal: method -> accuracy of clients' own models on their own test images, after local training, mean over both.
+- global: method -> accuracy of the global model on the pooled test set, mean of the last evaluations, mean over seeds;
+- personal: method -> accuracy of personal models on each client's test images, after local training, mean over both.
 
 `add(comparison folder, evidence file, source)` adds those of a finished `fedlens compare`.
 """

@@ -44,7 +44,7 @@ def _intact(run: StoredRun, pictures: Pictures, name: str, latency: bool) -> dic
         "split": run.passport["split_hash"],
         "data": run.passport["data"]["sha256"],
         "curves": run.curves(),
-        "looks": looks(run, names),
+        "evaluations": evaluations(run, names),
         "bytes": run.traffic(),
         "seconds": run.total("seconds") or 0.0,
         "owned": owned(counts, names) if (counts := run.json("label_counts.json")) else None,
@@ -78,7 +78,7 @@ def _own_part(run: StoredRun, latency: bool) -> dict[str, Any]:
         return {}
 
 
-def looks(run: StoredRun, names: Names) -> dict[str, dict[str, Any]]:
+def evaluations(run: StoredRun, names: Names) -> dict[str, dict[str, Any]]:
     """Model -> accuracy of each client with it on its own test images at the last evaluation, and how fair that is."""
     return {
         model: {

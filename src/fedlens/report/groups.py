@@ -40,7 +40,7 @@ def _group(runs: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> dict[st
     shown = complete or list(runs)
     colour, dash = place_of(runs[0]["method"])
     models = [model for model in shown[0]["curves"] if all(model in run["curves"] for run in shown)]
-    looks = [look for look in shown[0]["looks"] if all(look in run["looks"] for run in shown)]
+    personal = [model for model in shown[0]["evaluations"] if all(model in run["evaluations"] for run in shown)]
     return {
         "method": runs[0]["method"],
         "colour": colour,
@@ -49,11 +49,12 @@ def _group(runs: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> dict[st
         "complete": len(complete),
         "splits": sorted({run["split"] or "" for run in shown}),
         "data": sorted({run["data"] for run in shown}),
-        "own": next(iter(looks), None),  # the best trained of the models that each client was judged by
+        "personal": next(iter(personal), None),  # the best trained of the models that clients were evaluated on
         "curves": {model: _mean_curve([run["curves"][model] for run in shown]) for model in models},
         "accuracy": {model: spread([_last(run["curves"][model]) for run in shown]) for model in models},
         "fairness": {
-            look: {name: spread([run["looks"][look][name] for run in shown]) for name in _FAIR} for look in looks
+            model: {name: spread([run["evaluations"][model][name] for run in shown]) for name in _FAIR}
+            for model in personal
         },
         "kinds": {kind: spread([_total(run, kind) for run in shown]) for kind in _kinds(shown)},
         "headers": spread([sum(parts["header"] for parts in run["bytes"].values()) for run in shown]),

@@ -65,7 +65,9 @@ def gather(paths: Sequence[Path], latency: bool = False) -> dict[str, Any]:
         for member in arena:
             groups[member]["arena"] = story.letter(number)
     complete = [group for group in groups if group["complete"]]
-    having = {model for group in groups for model in group["curves"]} | ({"own"} if story.own_looks(groups) else set())
+    having = {model for group in groups for model in group["curves"]} | (
+        {"personal"} if story.personal_models(groups) else set()
+    )
     return {
         "version": __version__,
         "title": _title(runs, groups),
@@ -73,7 +75,7 @@ def gather(paths: Sequence[Path], latency: bool = False) -> dict[str, Any]:
         "warnings": story.warnings(runs, groups, fields),
         "measure": story.measure_for(complete),
         "measures": {name: words for name, words in story.MODELS.items() if name in having},
-        "own_looks": story.own_looks(groups),
+        "personal_models": story.personal_models(groups),
         "arenas": len(fields),
         "groups": groups,
         "splits": _splits(runs),

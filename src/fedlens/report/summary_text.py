@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..core import format
 from ..runs.read import PERSONAL, differing, measure_of
 from .groups import compared, outermost
 
 MODELS = {
     "global": "the global model, pooled test images",
-    "own": "clients' own models, their own test images",
-    "fine-tuned": "clients' fine-tuned models, their own test images",
-    "personal after": "clients' models after local training, their own test images",
-    "personal before": "clients' models before local training, their own test images",
+    "personal": "personal models, each client's test images",
+    "fine-tuned": "fine-tuned personal models, each client's test images",
+    "personal after": "personal models after local training, each client's test images",
+    "personal before": "personal models before local training, each client's test images",
 }
-_LOOKS = {
+_WHICH = {
     "fine-tuned": "fine-tuned",
     "personal after": "after local training",
     "personal before": "before local training",
@@ -23,58 +24,58 @@ _LOOKS = {
 
 
 def percent(share: float) -> str:
-    return f"{100 * share:.1f}\u00a0%"  # which no line ends before
+    return _together(format.percent(share))
 
 
 def size(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 999.5:
-            return f"{count:.3g}\u00a0{unit}"
-        count /= 1000
-    return f"{count:.3g}\u00a0TB"
+    return _together(format.size(count))
 
 
 def duration(seconds: float) -> str:
-    for unit, length in (("hours", 3600), ("minutes", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.1f} {unit}"
-    return f"{seconds:.1f}\u00a0s" if seconds < 10 else f"{seconds:.0f}\u00a0s"
+    return _together(format.duration(seconds))
+
+
+def _together(text: str) -> str:
+    """A number and its unit, between which no line ends."""
+    return text.replace(" ", "\u00a0")
 
 
 def measure_for(groups: Sequence[Mapping[str, Any]]) -> str | None:
-    """The model that all of these are judged by: the global one where each is judged by that, or else clients' own."""
+    """The model that all of these are evaluated on: the global one where that is each one's, or else personal ones."""
 
     def known(measure: str) -> bool:
         return all(group["accuracy"].get(model_of(group, measure), {}).get("mean") is not None for group in groups)
 
-    measures = ["global", own_measure(groups)]
+    measures = ["global", personal_measure(groups)]
     if any(measure_of(group["accuracy"]) != "global" for group in groups):
         measures.reverse()
     return next((m for m in measures if m and known(m)), None) if groups else None
 
 
-def own_measure(groups: Sequence[Mapping[str, Any]]) -> str | None:
-    """The look at clients' own models that all of these have; "own" where it has another name for some."""
-    looks = {group["own"] for group in groups}
-    if len(looks) > 1:
-        return "own" if None not in looks else None
-    return looks.pop() if looks else None
+def personal_measure(groups: Sequence[Mapping[str, Any]]) -> str | None:
+    """The personal model that all of these have; "personal" where it has another name for some."""
+    models = {group["personal"] for group in groups}
+    if len(models) > 1:
+        return "personal" if None not in models else None
+    return models.pop() if models else None
 
 
 def model_of(group: Mapping[str, Any], measure: str) -> str | None:
-    """What a group calls the model that it is judged by."""
-    return group["own"] if measure == "own" else measure
+    """What a group calls the model that it is evaluated on."""
+    return group["personal"] if measure == "personal" else measure
 
 
-def own_looks(groups: Sequence[Mapping[str, Any]]) -> str:
-    """What a client's own model is, where that differs: fine-tuned for A, after local training for the others."""
-    by = {look: [g["label"] for g in groups if g["own"] == look] for look in PERSONAL}
-    by = dict(sorted(((look, named) for look, named in by.items() if named), key=lambda one: len(one[1])))
+def personal_models(groups: Sequence[Mapping[str, Any]]) -> str:
+    """What a personal model is, where that differs: fine-tuned for A, after local training for the others."""
+    by = {model: [g["label"] for g in groups if g["personal"] == model] for model in PERSONAL}
+    by = dict(sorted(((model, named) for model, named in by.items() if named), key=lambda one: len(one[1])))
     if len(by) < 2:
         return ""
     *_, most = by
-    named = {look: "the others" if look == most and len(labels) > 1 else _some(labels) for look, labels in by.items()}
-    return ", ".join(f"{_LOOKS[look]} for {who}" for look, who in named.items())
+    named = {
+        model: "the others" if model == most and len(labels) > 1 else _some(labels) for model, labels in by.items()
+    }
+    return ", ".join(f"{_WHICH[model]} for {who}" for model, who in named.items())
 
 
 def _accuracy(group: Mapping[str, Any], measure: str) -> Mapping[str, Any]:
@@ -96,12 +97,12 @@ def told(
         return {"headline": "No run is complete yet", "sentences": [], "listed": False}
     answers = {name: _answer(field) for name, field in fields.items()}
     if len(fields) == 1:
-        [(headline, judged, more)], [field] = answers.values(), fields.values()
+        [(headline, which, more)], [field] = answers.values(), fields.values()
         listed = len(field) > 1 and measure_for(field) is None
-        return {"headline": headline, "sentences": judged + more + _more_differs(runs, field), "listed": listed}
+        return {"headline": headline, "sentences": which + more + _more_differs(runs, field), "listed": listed}
     lines = [
-        " ".join([f"{name}: {headline}.", *judged, *_more_differs(runs, fields[name])])
-        for name, (headline, judged, _) in answers.items()
+        " ".join([f"{name}: {headline}.", *which, *_more_differs(runs, fields[name])])
+        for name, (headline, which, _) in answers.items()
     ]
     return {
         "headline": f"{len(fields)} settings with data or a split of their own, to be read one by one",
@@ -111,10 +112,10 @@ def told(
 
 
 def _answer(groups: Sequence[Mapping[str, Any]]) -> tuple[str, list[str], list[str]]:
-    """(headline, by what was judged, more sentences)."""
+    """(headline, of which model, more sentences)."""
     measure = measure_for(groups)
     if len(groups) == 1:
-        return _single(groups[0], measure), [_judge(groups, measure)] if measure else [], []
+        return _single(groups[0], measure), [_evaluated(groups, measure)] if measure else [], []
     if measure is None:
         return f"{len(groups)} methods without a measure in common", [_alone(group) for group in groups], []
     best, second, *_ = sorted(groups, key=lambda group: -_value(group, measure))
@@ -128,12 +129,12 @@ def _answer(groups: Sequence[Mapping[str, Any]]) -> tuple[str, list[str], list[s
     more = [_costs(best, second), *_thrift(groups, best, measure), *_own_models(groups, measure)]
     if all(group["complete"] == 1 for group in groups):
         more.append("There is one run of each, which cannot tell a difference from chance: repeat with other seeds.")
-    return headline, [_judge(groups, measure)], more
+    return headline, [_evaluated(groups, measure)], more
 
 
-def _judge(groups: Sequence[Mapping[str, Any]], measure: str) -> str:
-    looks = f": {own_looks(groups)}" if measure == "own" else ""
-    return f"Judged by {MODELS[measure].replace(',', ' on', 1)}, after the last round{looks}."
+def _evaluated(groups: Sequence[Mapping[str, Any]], measure: str) -> str:
+    which = f": {personal_models(groups)}" if measure == "personal" else ""
+    return f"Accuracy is that of {MODELS[measure].replace(',', ' on', 1)}, after the last round{which}."
 
 
 def _alone(group: Mapping[str, Any]) -> str:
@@ -177,16 +178,16 @@ def _thrift(groups: Sequence[Mapping[str, Any]], best: Mapping[str, Any], measur
 
 def _own_models(groups: Sequence[Mapping[str, Any]], measure: str) -> list[str]:
     """Who serves single clients best, when the measure was another one."""
-    look = own_measure(groups)
-    if look is None or look == measure:
+    model = personal_measure(groups)
+    if model is None or model == measure:
         return []
 
     def fair(group: Mapping[str, Any], name: str) -> float:
-        return group["fairness"][group["own"]][name]["mean"]
+        return group["fairness"][group["personal"]][name]["mean"]
 
     best, kindest = (max(groups, key=lambda group: fair(group, name)) for name in ("mean", "worst_decile"))
     mean, tenth = percent(fair(best, "mean")), percent(fair(kindest, "worst_decile"))
-    models = MODELS[look].partition(",")[0] + (f" ({own_looks(groups)})" if look == "own" else "")
+    models = MODELS[model].partition(",")[0] + (f" ({personal_models(groups)})" if model == "personal" else "")
     said = f"Of {models}, {best['label']}'s are best: {mean} on average"
     if kindest is best:
         return [f"{said}, {tenth} for the worst tenth of clients."]

@@ -37,7 +37,7 @@ class Pictures:
             self.left -= len(address)
             more = path.stem.partition("-")[2].replace("-", " ")
             about = f"{kind}, run {run}" + (f" ({more})" if more else "")
-            kept = {"about": about, "kind": "audit" if path.stem.startswith("audit") else "look"}
+            kept = {"about": about, "kind": "audit" if path.stem.startswith("audit") else "map"}
             found.append({**kept, "source": address, "width": str(width), "height": str(height)})
         return found
 

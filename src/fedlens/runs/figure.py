@@ -27,8 +27,8 @@ def draw_run(folder: RunFolder, path: Path) -> Path:
     names = folder.names()
     label_mix(split, json.loads((folder.path / "label_counts.json").read_text()), names)
     rounds, accuracies = curve(folder)
-    growth.plot(rounds, accuracies, color=COLOURS[0], linewidth=1.8)
-    growth.set(xlabel="rounds", title="accuracy of the global model", ylim=(0, 1))
+    growth.plot(rounds, [100 * value for value in accuracies], color=COLOURS[0], linewidth=1.8)
+    growth.set(xlabel="rounds", title="accuracy of the global model, %", ylim=(0, 100))
     growth.xaxis.get_major_locator().set_params(integer=True)
     if not rounds:
         growth.set_xticks([])
@@ -38,11 +38,11 @@ def draw_run(folder: RunFolder, path: Path) -> Path:
         first = shown[0][0]
         order = sorted(first, key=lambda client: first[client])
         for values, label, colour in shown:
-            ys = [values.get(client, math.nan) for client in order]
+            ys = [100 * values.get(client, math.nan) for client in order]
             clients.plot(range(len(order)), ys, "o", color=colour, markersize=4, label=label)
         name_ticks(clients, [names.tick(client) for client in order] if len(order) <= _NUMBERED else [], 10)
         clients.legend()
-    clients.set(xlabel="clients, worst first", title="accuracy on each client's own test data", ylim=(0, 1.02))
+    clients.set(xlabel="clients, worst first", title="accuracy on each client's own test data, %", ylim=(0, 102))
     figure.tight_layout()
     return save(figure, path)
 

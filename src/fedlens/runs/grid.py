@@ -81,7 +81,7 @@ class Grid:
     words: tuple[str, ...] = ()  # of every cell
     paper: Mapping[tuple[str, str], Reported] = field(default_factory=dict)
     measure: Callable[[Mapping[str, Any]], float | None] = lambda result: percent(result["accuracy_last"])
-    measured: str = "accuracy of the global model on the pooled test set, mean of the last looks, %"
+    measured: str = "accuracy of the global model on the pooled test set, mean of the last evaluations, %"
     notes: tuple[str, ...] = ()
     elsewhere: Mapping[str, str] = field(default_factory=dict)  # rows of the paper's other tables -> table
 

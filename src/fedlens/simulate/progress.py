@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, track
 from rich.table import Table
 from rich.text import Text
 
+from ..core.format import duration, percent, size
 from ..experiment import Experiment
 from . import run as simulate
 
@@ -115,11 +116,11 @@ class LivePanel:
             )
         numbers = Table.grid(padding=(0, 3))
         cells = {
-            "accuracy": "" if progress.accuracy is None else f"{progress.accuracy:.4f}",
+            "accuracy": "" if progress.accuracy is None else percent(progress.accuracy, 2),
             "loss": "" if progress.loss is None else f"{progress.loss:.4f}",
             "up": size(progress.bytes_up),
             "down": size(progress.bytes_down),
-            "seconds": f"{progress.seconds:.1f}",
+            "time": duration(progress.seconds),
             "left": self._left(progress),
         }
         for _ in cells:
@@ -135,7 +136,7 @@ class LivePanel:
         if not done:
             return ""
         seconds = (progress.seconds - self.start[1]) / done * (progress.rounds - progress.round)
-        return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+        return duration(seconds)
 
 
 def counted(items: Collection[T], what: str) -> Iterator[T]:
@@ -167,14 +168,6 @@ def headline(experiment: Experiment, folder: Path, round: int) -> str:
 def sparkline(values: list[float], width: int) -> str:
     """The newest values as small bars from 0 to 1."""
     return "".join(_BARS[min(int(v * len(_BARS)), len(_BARS) - 1)] for v in values[-max(width, 1) :])
-
-
-def size(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
 
 
 def watcher(json: bool) -> LivePanel | Lines:

@@ -22,6 +22,7 @@ from ..core.dry_run import Rehearsal
 from ..core.engine import Engine, Job, Reply
 from ..core.errors import BadInput, RunFailed
 from ..core.evaluate import Evaluate, total
+from ..core.format import percent
 from ..core.ledger import Ledger
 from ..core.memories import GIB, Memories, prune
 from ..core.network import Network
@@ -481,6 +482,8 @@ def _due(round: int, every: int) -> bool:
 
 
 def line(progress: Progress) -> str:
-    accuracy = "" if progress.accuracy is None else f"  accuracy {progress.accuracy:.4f}  loss {progress.loss:.4f}"
+    accuracy = (
+        "" if progress.accuracy is None else f"  accuracy {percent(progress.accuracy, 2)}  loss {progress.loss:.4f}"
+    )
     traffic = f"  up {progress.bytes_up / 1e6:.1f} MB  down {progress.bytes_down / 1e6:.1f} MB"
     return f"round {progress.round}/{progress.rounds}{accuracy}{traffic}  {progress.seconds:.1f} s"

@@ -23,7 +23,7 @@ from ..simulate.run import STOP
 SPARK = 60  # points of the small curve in a list
 NOTES = 50
 _ROUND = re.compile(
-    r"round (?P<round>\d+)/(?P<rounds>\d+)(?:  accuracy (?P<accuracy>\S+)  loss (?P<loss>\S+))?"
+    r"round (?P<round>\d+)/(?P<rounds>\d+)(?:  accuracy (?P<accuracy>\S+)(?P<percent> %)?  loss (?P<loss>\S+))?"
     r"  up (?P<up>\S+) MB  down (?P<down>\S+) MB  (?P<seconds>\S+) s"
 )
 _SETTLED = 2_000_000_000  # nanoseconds after which a folder's time of change tells all changes apart
@@ -31,7 +31,7 @@ Point = list[float | None]  # accuracy, loss
 
 
 class Followed:
-    """A run as far as it was read; `look` reads on. `generation` changes when what was read does not hold any more."""
+    """A run as far as it was read; `refresh` reads on. `generation` changes when what was read no longer holds."""
 
     def __init__(self, path: Path, name: str):
         self.path, self.name = path, name
@@ -53,7 +53,7 @@ class Followed:
         self._wrong: dict[str, str] = {}  # file -> what is wrong with it
         self._measured: dict[str, Any] = {}
 
-    def look(self) -> bool:
+    def refresh(self) -> bool:
         """Read what is new; whether anything is."""
         before, stamps = self.row, dict(self._stamps)
         self._on_change("config.yaml", self._read_settings)
@@ -61,7 +61,7 @@ class Followed:
         self._on_change("result.json", self._read_result)
         self._on_change("log.txt", self._read_log)
         self._on_change("metrics.parquet", self._read_metrics)
-        state, trouble = self._judged()
+        state, trouble = self._state()
         stopping = state == "running" and (self.path / STOP).exists()
         if stamps != self._stamps or not self._measured:
             self._measured = self._measure()
@@ -135,16 +135,20 @@ class Followed:
             self._noted += 1
         if not (found := _ROUND.fullmatch(line)):
             return
-        before, self._logged = self._logged, {n: float(v) for n, v in found.groupdict().items() if v is not None}
-        round = int(self._logged["round"])
-        if round <= before.get("round", 0):
-            self._forget(round - 1)  # it went on from an earlier checkpoint
-        if round > self.read:
+        said = found.groupdict()
+        unit = 100 if said.pop("percent") else 1  # logs of earlier versions have shares
+        before, self._logged = self._logged, {n: float(v) for n, v in said.items() if v is not None}
+        if "accuracy" in self._logged:
+            self._logged["accuracy"] = round(self._logged["accuracy"] / unit, 6)
+        number = int(self._logged["round"])
+        if number <= before.get("round", 0):
+            self._forget(number - 1)  # it went on from an earlier checkpoint
+        if number > self.read:
             every = self._settings.get("evaluate", {}).get("every", 1)
-            # A line repeats the newest accuracy, also in rounds without a look.
-            looked = bool(every) and round % every == 0
-            point: Point = [self._logged.get(name) if looked else None for name in ("accuracy", "loss")]
-            self._live[round] = point, self._logged["seconds"]
+            # A line repeats the newest accuracy, also in rounds without an evaluation.
+            evaluated = bool(every) and number % every == 0
+            point: Point = [self._logged.get(name) if evaluated else None for name in ("accuracy", "loss")]
+            self._live[number] = point, self._logged["seconds"]
 
     def _forget(self, after: int) -> None:
         """What was read about later rounds."""
@@ -162,7 +166,7 @@ class Followed:
         for part in tables.parts(self.path / "metrics.parquet", after=self.read):
             try:
                 self._take(tables.read_part(part, tables.METRICS))
-            except FileNotFoundError:  # merged since it was listed; the next look finds it
+            except FileNotFoundError:  # merged since it was listed; the next refresh finds it
                 self._stamps.pop("metrics.parquet", None)
                 return
             self.read = tables.span(part)[1]
@@ -186,7 +190,7 @@ class Followed:
         """The log knows better: a method with stages of its own has more than were asked for."""
         return int(self._logged["rounds"] if self._logged else self._about["rounds"])
 
-    def _judged(self) -> tuple[str, str]:
+    def _state(self) -> tuple[str, str]:
         where = f"after round {self._done} of {self._rounds}"
         if self._wrong:
             return "corrupt", next(iter(self._wrong.values()))
@@ -207,8 +211,8 @@ class Followed:
         accuracies = {
             model: [point[0] for point in by.values() if point[0] is not None] for model, by in points.items()
         }
-        judge = measure_of(points) or "global"
-        own = accuracies.get(judge, [])
+        model = measure_of(points) or "global"
+        own = accuracies.get(model, [])
         drawn = accuracies.get("global", own)  # fine-tuning ends in one point, which is no curve
         return finite(
             {
@@ -217,7 +221,7 @@ class Followed:
                 "notes": self._noted,
                 "round": self._done,
                 "rounds": self._rounds,
-                "judged_by": judge,
+                "evaluated_on": model,
                 "accuracy": own[-1] if own else None,
                 "best": max(own, default=None),
                 "spark": [round(value, 4) for value in thinned(drawn, SPARK)],

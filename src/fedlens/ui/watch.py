@@ -12,12 +12,12 @@ from ..core.errors import BadInput, nearest
 from ..runs.read import runs_in
 from .follow import Followed
 
-PAUSE = 1.0  # seconds between looks
+PAUSE = 1.0  # seconds between two searches for news
 _PATIENCE = 0.5  # seconds until a page with very many runs is told of the first
 
 
 class Watch:
-    """One look serves everybody who asks within a second; nobody asking costs nothing."""
+    """One reading serves everybody who asks within a second; nobody asking costs nothing."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -26,12 +26,12 @@ class Watch:
         self._versions: dict[str, int] = {}  # run -> the version in which it changed
         self._gone: dict[str, int] = {}
         self._lock = threading.Lock()
-        self._next_look = self._next_search = 0.0
+        self._next_refresh = self._next_search = 0.0
 
     def since(self, version: int) -> dict[str, Any]:
         """Rows of the runs that changed after this version, and names of those that are gone; whether more are left."""
         with self._lock:
-            self._look()
+            self._refresh()
             changed = [self._runs[name].row for name, when in self._versions.items() if when > version]
             gone = [name for name, when in self._gone.items() if when > version]
             more = len(self._versions) < len(self._runs)
@@ -40,7 +40,7 @@ class Watch:
     def run(self, name: str) -> Followed:
         """A run by its name in the list: no path is ever made of what somebody asks for."""
         with self._lock:
-            self._look()
+            self._refresh()
             if name not in self._runs:
                 raise BadInput(f"there is no run {name!r} in this folder; {nearest(name, self._runs)}")
             if not self._runs[name].row:
@@ -52,8 +52,8 @@ class Watch:
         with self._lock:
             return run.curves(after, generation)
 
-    def _look(self) -> None:
-        if time.monotonic() < self._next_look:
+    def _refresh(self) -> None:
+        if time.monotonic() < self._next_refresh:
             return
         if time.monotonic() >= self._next_search:
             began = time.monotonic()
@@ -67,10 +67,10 @@ class Watch:
             self._note([waiting.pop()])
             if time.monotonic() > until:
                 break
-        self._next_look = 0.0 if waiting else time.monotonic() + PAUSE
+        self._next_refresh = 0.0 if waiting else time.monotonic() + PAUSE
 
     def _note(self, names: list[str]) -> None:
-        changed = [name for name in names if self._runs[name].look()]
+        changed = [name for name in names if self._runs[name].refresh()]
         if changed:
             self.version += 1
             self._versions |= dict.fromkeys(changed, self.version)

@@ -1,7 +1,7 @@
 // ---- the answer ----
 const { groups, runs } = report;
 const groupOf = new Map(groups.flatMap((group) => group.runs.map((number) => [number, group])));
-const modelOf = (group, measure) => (measure === "own" ? group.own : measure); // what a method calls a client's own model
+const modelOf = (group, measure) => (measure === "personal" ? group.personal : measure); // which of its personal models
 
 function answer() {
   return element("header", { id: "answer" },
@@ -51,10 +51,10 @@ function curves() {
   draw();
   return element("figure", { id: "curves" },
     element("div", { class: "controls" }, choice("Over what", { round: "Rounds", bytes: "Bytes", seconds: "Seconds" }, axis, (value) => { axis = value; draw(); }),
-      selection("Judged by", measures, measure, (value) => { measure = value; draw(); })),
+      selection("Evaluated on", measures, measure, (value) => { measure = value; draw(); })),
     shown.length > 1 && element("div", { class: "chips", role: "group", "aria-label": "Methods shown" }, chips),
     holder,
-    element("figcaption", {}, "Accuracy after each round that was looked at; point at the chart, or focus it and use the arrow keys, for values.",
+    element("figcaption", {}, "Accuracy at each evaluation; point at the chart, or focus it and use the arrow keys, for values.",
       bands && " Lines are means over seeds, bands reach from the lowest to the highest."),
     element("details", {}, element("summary", {}, "The same as a table"), values));
 }
@@ -67,28 +67,28 @@ function comparison() {
   const best = report.arenas > 1 ? () => null : (which) => which;
   const share = (of, name, which) => ({ name, number: true, best: best(which), text: (group) => percents(of(group)), value: (group) => of(group)?.mean ?? null, deviation: (group) => of(group)?.std ?? null });
   const cost = (name, key, units) => ({ name, number: true, best: best("low"), text: (group) => withSpread(group[key], units), value: (group) => group[key].mean, deviation: (group) => group[key].std });
-  const look = fairLook();
+  const model = fairModel();
   const columns = [{ name: "method", text: (group) => group.label + (group.complete ? "" : " (unfinished)"), show: (group) => [...named(group), group.complete ? "" : " (unfinished)"] }, ...split,
     { name: "runs", number: true, text: (group) => String(group.runs.length), value: (group) => group.runs.length },
-    ...models.map((model) => share((group) => group.accuracy[modelOf(group, model)], ["global", "own"].includes(model) ? `${model} model, %` : `${model.replace("personal", "own model,")}, %`, "high")),
-    look && share((group) => group.fairness[modelOf(group, look)]?.worst_decile, "worst tenth, %", "high"),
+    ...models.map((model) => share((group) => group.accuracy[modelOf(group, model)], ["global", "personal"].includes(model) ? `${model} model, %` : `${model.replace("personal", "personal model,")}, %`, "high")),
+    model && share((group) => group.fairness[modelOf(group, model)]?.worst_decile, "worst tenth, %", "high"),
     { name: "rounds", number: true, text: (group) => withSpread(group.rounds, PLAIN), value: (group) => group.rounds.mean },
     cost("traffic", "bytes", SIZES), cost("time", "seconds", TIMES)].filter(Boolean);
   const caption = models.filter((name) => name !== "global").length
-    ? `Global model: on the pooled test images. The others: clients' own models, each on its client's test images, mean over clients${report.own_looks ? `; own model and worst tenth of clients: ${report.own_looks}` : look ? `; worst tenth of clients: ${look}` : ""}.` : "";
+    ? `Global model: on the pooled test images. The others: personal models, each on its client's test images, mean over clients${report.personal_models ? `; personal model and worst tenth of clients: ${report.personal_models}` : model ? `; worst tenth of clients: ${model}` : ""}.` : "";
   const seeds = groups.some((group) => group.complete > 1) ? " Means over seeds ± sample deviation." : "";
-  const judged = (group) => group.accuracy[modelOf(group, report.measure)]?.mean ?? -1;
-  const rows = groups.slice().sort((a, b) => judged(b) - judged(a));
+  const accuracy = (group) => group.accuracy[modelOf(group, report.measure)]?.mean ?? -1;
+  const rows = groups.slice().sort((a, b) => accuracy(b) - accuracy(a));
   return [element("p", {}, `Accuracy and what it cost, after the last round${report.arenas > 1 ? "" : "; the best of each column is bold"}.`, seeds), table("Comparison of methods", columns, rows, { id: "comparison", caption })];
 }
 
-function fairLook() {
-  const looks = Object.keys(report.measures).filter((name) => name !== "global");
-  return looks.find((name) => groups.every((group) => group.fairness[modelOf(group, name)])) || looks.find((name) => groups.some((group) => group.fairness[modelOf(group, name)]));
+function fairModel() {
+  const models = Object.keys(report.measures).filter((name) => name !== "global");
+  return models.find((name) => groups.every((group) => group.fairness[modelOf(group, name)])) || models.find((name) => groups.some((group) => group.fairness[modelOf(group, name)]));
 }
 
 function everyRun() {
-  const models = Object.keys(report.measures).filter((name) => name !== "own");
+  const models = Object.keys(report.measures).filter((name) => name !== "personal");
   const value = (model) => (run) => run.curves?.[model]?.accuracy.slice(-1)[0] ?? null;
   const own = (run) => (run.bytes ? Object.entries(run.bytes).filter(([kind]) => !kind.startsWith("evaluation")).reduce((sum, [, part]) => sum + part.payload + part.header, 0) : null);
   const columns = [{ name: "run", text: (run) => run.name }, { name: "method", text: (run) => run.method },
@@ -103,25 +103,25 @@ function everyRun() {
 
 // ---- clients ----
 function clients() {
-  const found = (number, look) => groupOf.has(number) && runs[number].looks[modelOf(groupOf.get(number), look)];
-  const looks = Object.keys(report.measures).filter((name) => runs.some((_, number) => found(number, name)));
-  if (!looks.length) return null;
+  const found = (number, model) => groupOf.has(number) && runs[number].evaluations[modelOf(groupOf.get(number), model)];
+  const models = Object.keys(report.measures).filter((name) => runs.some((_, number) => found(number, name)));
+  if (!models.length) return null;
   const holder = element("div"), fair = element("div");
-  function show(look) {
-    const rows = runs.map((run, number) => ({ run, number })).filter(({ number }) => found(number, look)).map(({ run, number }) => ({
-      ...found(number, look), name: groupOf.get(number).runs.length > 1 ? `${groupOf.get(number).label}, seed ${run.seed}` : groupOf.get(number).label, group: groupOf.get(number), split: run.split ?? run.name }));
-    const about = () => `Accuracy of single clients, ${report.measures[look]}. ` + list(rows.map((row) => `${row.name}: mean ${percent(row.mean)} %, worst tenth ${percent(row.worst_decile)} %`), 40);
+  function show(model) {
+    const rows = runs.map((run, number) => ({ run, number })).filter(({ number }) => found(number, model)).map(({ run, number }) => ({
+      ...found(number, model), name: groupOf.get(number).runs.length > 1 ? `${groupOf.get(number).label}, seed ${run.seed}` : groupOf.get(number).label, group: groupOf.get(number), split: run.split ?? run.name }));
+    const about = () => `Accuracy of single clients, ${report.measures[model]}. ` + list(rows.map((row) => `${row.name}: mean ${percent(row.mean)} %, worst tenth ${percent(row.worst_decile)} %`), 40);
     holder.replaceChildren(strips(about, rows).frame);
-    const of = (group) => group.fairness[modelOf(group, look)];
+    const of = (group) => group.fairness[modelOf(group, model)];
     const column = (name, key, which, write) => ({ name, number: true, best: which, text: (group) => write(of(group)[key]), value: (group) => of(group)[key].mean, deviation: (group) => of(group)[key].std });
-    const judged = look === "own" ? [{ name: "judged by", text: (group) => group.own }] : [];
-    fair.replaceChildren(table(`Fairness, ${report.measures[look]}`, [{ name: "method", text: (group) => group.label, show: named }, ...judged, column("mean, %", "mean", "high", percents), column("std over clients, points", "std", "low", percents),
+    const which = model === "personal" ? [{ name: "evaluated on", text: (group) => group.personal }] : [];
+    fair.replaceChildren(table(`Fairness, ${report.measures[model]}`, [{ name: "method", text: (group) => group.label, show: named }, ...which, column("mean, %", "mean", "high", percents), column("std over clients, points", "std", "low", percents),
       column("worst tenth, %", "worst_decile", "high", percents), column("Jain's index", "jain", "high", (found) => found.mean.toFixed(3))], groups.filter(of)));
   }
-  const some = runs.some((run) => Object.values(run.looks || {}).some((look) => look.count > look.clients.length));
-  show(looks[0]);
-  return [element("p", {}, "Each dot is a client, judged by its own model on its own test images. The solid mark is the mean, the dashed one the mean of the worst tenth. Pointing at a client shows it in every run on the same split."),
-    element("figure", {}, element("div", { class: "controls" }, selection("Judged by", Object.fromEntries(looks.map((name) => [name, report.measures[name]])), looks[0], show)), holder,
+  const some = runs.some((run) => Object.values(run.evaluations || {}).some((one) => one.count > one.clients.length));
+  show(models[0]);
+  return [element("p", {}, "Each dot is a client: the accuracy of its personal model on its own test images. The solid mark is the mean, the dashed one the mean of the worst tenth. Pointing at a client shows it in every run on the same split."),
+    element("figure", {}, element("div", { class: "controls" }, selection("Evaluated on", Object.fromEntries(models.map((name) => [name, report.measures[name]])), models[0], show)), holder,
       some && element("figcaption", {}, "Of very many clients only some are drawn, evenly by number; means and fairness are of all.")), fair];
 }
 
@@ -219,8 +219,8 @@ function gallery(kind) {
   }));
 }
 
-function looks() {
-  const found = gallery("look");
+function maps() {
+  const found = gallery("map");
   return found && [found, report.left_out.length > 0 && element("p", {}, `Left out to keep this file small: ${list(report.left_out)}.`)];
 }
 
@@ -289,7 +289,7 @@ function attempted(build) {
 function page() {
   const several = groups.length > 1;
   const sections = [["comparison-section", several ? "Comparison" : "Result", comparison], ["clients", "Clients", clients], ["bytes", "Bytes", traffic], ["split", "Who owns what", splits],
-    ["privacy", "Privacy", privacy], ["audits", "Audits", audits], ["pictures", "What models look at", looks], ["sub-models", "Sub-models", subModels], ["runs", "Runs", everyRun],
+    ["privacy", "Privacy", privacy], ["audits", "Audits", audits], ["pictures", "What models look at", maps], ["sub-models", "Sub-models", subModels], ["runs", "Runs", everyRun],
     ["configuration", "Configuration", configuration], ["environment", "Environment", environment]].map(([id, title, build]) => [id, title, attempted(build)]).filter(([, , content]) => content);
   document.body.prepend(element("div", { class: "sheet" }, element("a", { class: "skip", href: "#main" }, "To the results"),
     element("div", { class: "head" }, element("span", {}, element("strong", {}, "FedLens report"), ` · ${report.title}`), theme()),

@@ -1,6 +1,6 @@
 // Runs as they are now: the server tells which have changed, and the page asks for the points it lacks of those it draws.
 const rows = new Map(), ticked = new Set(), curves = new Map();
-const WORDS = { global: "the global model", "fine-tuned": "fine-tuned models", "personal after": "clients' models after local training", "personal before": "clients' models before local training" };
+const WORDS = { global: "the global model", "fine-tuned": "fine-tuned personal models", "personal after": "personal models after local training", "personal before": "personal models before local training" };
 const AXES = { round: ["rounds", (value) => String(Math.round(value))], seconds: ["seconds of running", duration] };
 const STATES = ["running", "done", "stopped", "failed", "corrupt"];
 const MOST = 1500; // points of a curve after which it is asked for again, thinned
@@ -55,7 +55,7 @@ function curveFigure(names) {
     accuracy.replaceChildren(charts[0].frame);
     loss.replaceChildren(charts[1].frame);
     controls.replaceChildren(choice("Over what", { round: "Rounds", seconds: "Seconds" }, axis, (value) => { axis = value; build(); }),
-      ...[selection("Judged by", Object.fromEntries(having().map((name) => [name, WORDS[name] || name])), model, (value) => { model = value; build(); })].filter(Boolean));
+      ...[selection("Evaluated on", Object.fromEntries(having().map((name) => [name, WORDS[name] || name])), model, (value) => { model = value; build(); })].filter(Boolean));
   }
   function draw() {
     const now = having().join();
@@ -79,7 +79,7 @@ function line(name) {
     box.checked = ticked.has(name);
     const words = [row.method, row.data, known(row.clients) && `${row.clients} clients`, known(row.seed) && `seed ${row.seed}`].filter((word) => word && word !== "?").join(" · ");
     parts.about.replaceChildren(words, row.trouble && row.state !== "stopped" ? element("span", { class: "trouble" }, ` ${row.trouble}`) : "");
-    parts.accuracy.replaceChildren(...(known(row.accuracy) ? [`${percent(row.accuracy)} %`, element("small", { title: WORDS[row.judged_by] }, row.judged_by === "global" ? "global" : "own")] : ["–"]));
+    parts.accuracy.replaceChildren(...(known(row.accuracy) ? [`${percent(row.accuracy)} %`, element("small", { title: WORDS[row.evaluated_on] }, row.evaluated_on === "global" ? "global" : "personal")] : ["–"]));
     parts.round.textContent = progress(row);
     parts.state.textContent = stateWords(row);
     parts.state.className = `state ${row.state}`;
@@ -163,7 +163,7 @@ function runView(name) {
     const row = rows.get(name);
     if (!row) { status.textContent = "This run is not in the folder any more."; buttons.replaceChildren(); return; }
     if (!changed.includes(row)) return;
-    status.replaceChildren(element("span", { class: `state ${row.state}` }, stateWords(row)), ` ${row.method} on ${row.data || "?"}, ${progress(row)}`, known(row.accuracy) ? `, ${percent(row.accuracy)} % accuracy of ${WORDS[row.judged_by] || row.judged_by}` : "");
+    status.replaceChildren(element("span", { class: `state ${row.state}` }, stateWords(row)), ` ${row.method} on ${row.data || "?"}, ${progress(row)}`, known(row.accuracy) ? `, ${percent(row.accuracy)} % accuracy of ${WORDS[row.evaluated_on] || row.evaluated_on}` : "");
     if (row.state !== "running") stopWords = null;
     trouble.hidden = !row.trouble;
     trouble.textContent = row.trouble + (row.state === "stopped" || row.state === "failed" ? `; go on with fedlens resume ${row.path}` : "");
@@ -203,8 +203,8 @@ function clientSection(name) {
     shown = Date.now();
     let found;
     try { found = await ask("clients", { run: name, order, at }); } catch (error) { told.textContent = error.message; holder.replaceChildren(); return; }
-    const last = at + found.rows.length, judged = found.model ? `, judged after round ${found.round} by ${WORDS[found.model] || found.model}` : "";
-    told.textContent = found.count ? `Clients ${at + 1} to ${last} of ${found.count}${judged}.` : order === "worst" || order === "best" ? "Clients were not looked at yet." : "Nothing is known of clients yet.";
+    const last = at + found.rows.length, evaluated = found.model ? `, evaluated after round ${found.round} on ${WORDS[found.model] || found.model}` : "";
+    told.textContent = found.count ? `Clients ${at + 1} to ${last} of ${found.count}${evaluated}.` : order === "worst" || order === "best" ? "Clients were not evaluated yet." : "Nothing is known of clients yet.";
     const turn = (words, to, possible) => element("button", { type: "button", class: "plain", disabled: possible ? null : "", onclick: () => { at = to; show(); } }, words);
     const body = found.rows.map((row) => element("tr", {}, element("th", { scope: "row" }, element("button", { type: "button", class: "plain", "data-client": row.client, onclick: () => inspect(row.client) }, row.name)),
       element("td", { class: "number" }, known(row.accuracy) ? percent(row.accuracy) : "–"), element("td", { class: "number" }, plainly(row.images)), element("td", { class: "number" }, plainly(row.classes)),
@@ -234,7 +234,7 @@ function clientCard(name, found) {
     element("div", { class: "two" }, found.counts && mix(() => `Images of each class: ${found.counts.map((count, label) => `${found.classes[label]} ${count}`).join(", ")}`, found.counts, found.classes).frame,
       series().length > 0 && element("div", {}, lines(() => `Accuracy of ${found.name} over rounds`, ...AXES.round, "accuracy on its own test images, %", series).frame,
         element("div", { class: "chips" }, series().map(({ group }) => element("span", { class: "chip" }, named(group)))))),
-    !series().length && element("p", { class: "about" }, "Its accuracy was not looked at yet: evaluate.personal_every=N looks every N rounds."),
+    !series().length && element("p", { class: "about" }, "It was not evaluated yet: evaluate.personal_every=N evaluates clients every N rounds."),
     found.pictures.length > 0 ? gallery(name, found.pictures) : element("p", { class: "about" }, `No saliency pictures yet: fedlens explain ${rows.get(name)?.path} --clients ${found.client} draws them.`));
 }
 
