@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from fedlens.algorithms import SPATL, FedAvg, FedFed, Scaffold
-from fedlens.audit.attack import Answers, Images, Knowledge, Prior, trained
+from fedlens.audit.attack import Answers, Knowledge, LabelledImages, Prior, trained
 from fedlens.audit.figures import grid_of, over_epsilon
 from fedlens.audit.gradients import GradientInversion
 from fedlens.audit.image_similarity import likeness
@@ -88,7 +88,7 @@ def releases(asked: argparse.Namespace) -> dict[str, Any]:
     images = 200 if small else 2000
     some = torch.cat([federation.train[client] for client in federation.train])[: 500 if small else 10_000]
     shard = Shard(federation.data, some)
-    weights = trained(net, Images(shard.x, shard.y), key("warm-up"), epochs=2 if small else 5, size=128)
+    weights = trained(net, LabelledImages(shard.x, shard.y), key("warm-up"), epochs=2 if small else 5, size=128)
     made = study(setting, net, federation, setting.data.load(), weights, images)
     member = SharedMembership(images=images, epochs=3 if small else 15, size=32 if small else 128, trees=100)
     inverse = FeatureInversion(
@@ -184,7 +184,7 @@ def gradients(asked: argparse.Namespace) -> dict[str, Any]:
             began = time.perf_counter()
             with tempfile.TemporaryDirectory() as folder:
                 transcript, stages = recorded(Path(folder), recipe, plan, net, federation, asked.device)
-                prior = Prior(net, {}, Images(others.x, others.y), loaded.mean, loaded.std)
+                prior = Prior(net, {}, LabelledImages(others.x, others.y), loaded.mean, loaded.std)
                 knowledge = Knowledge(prior, Answers(federation, stages, 0, {}), (), 1)
                 verdict = attack.run(transcript, knowledge, name)
             assert verdict.gallery is not None

@@ -322,8 +322,8 @@ def overview(said: dict[str, dict[str, str]], measured: dict[str, Any]) -> str:
         "## All methods on one split",
         f"{measured['about']}; every method with its settings of its own at their defaults, but: {measured['but']}",
         table(head, rows),
-        "global: one model on the pooled test set, mean of the last five looks. personal: every client's own model on "
-        "its own test images after local training (fine-tuned where the method says so). "
+        "global: one model on the pooled test set, mean of the last five evaluations. personal: every client's "
+        "personal model on its own test images after local training (fine-tuned where the method says so). "
         f"Not measured here: {', '.join(left)}.",
         "A quick look with one seed at an easy data set and a tiny network, and no ranking: the rate, the epochs and "
         "the clients of a round were chosen such that FedAvg learns in ten rounds, which favours it and what is near "

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from fedlens.algorithms import ALGORITHMS, SPATL, FedAvg, FedFed, FedMTL, FedNova, FedPer, FedXDS, Local, Scaffold
 from fedlens.audit import measures
-from fedlens.audit.attack import LEGEND, Answers, Images, Inapplicable, Knowledge, Prior, Verdict, trained
+from fedlens.audit.attack import LEGEND, Answers, Inapplicable, Knowledge, LabelledImages, Prior, Verdict, trained
 from fedlens.audit.figures import grid_of, over_epsilon
 from fedlens.audit.gradients import GradientInversion, LabelLeakage, read_labels
 from fedlens.audit.image_similarity import likeness, matched
@@ -131,10 +131,10 @@ def known(net, owned):
     for client, mine in owned.train.items():
         index = torch.cat([mine, owned.pool[at : at + len(mine)]])
         at += len(mine)
-        candidates[client] = Images(owned.data.x[index], owned.data.y[index])
+        candidates[client] = LabelledImages(owned.data.x[index], owned.data.y[index])
         members[client] = torch.arange(len(index)) < len(mine)
     rest = owned.pool[at:]
-    return Prior(net, candidates, Images(owned.data.x[rest], owned.data.y[rest]), MEAN, STD), members
+    return Prior(net, candidates, LabelledImages(owned.data.x[rest], owned.data.y[rest]), MEAN, STD), members
 
 
 PLAN = Stage(None, 2, Everyone(), Sgd(0.1, momentum=0.9), epochs=1, size=8)
@@ -348,8 +348,8 @@ def test_membership_in_shared_images(tmp_path):
     _, knowledge = shared(tmp_path, sigma=0.0)
     prior, answers = knowledge.prior, knowledge.answers
     draw = generator(2)
-    originals = Images(answers.trained(prior).x, torch.randint(0, CLASSES, (120,), generator=draw))
-    others = Images(prior.auxiliary.x[:120], torch.randint(0, CLASSES, (120,), generator=draw))
+    originals = LabelledImages(answers.trained(prior).x, torch.randint(0, CLASSES, (120,), generator=draw))
+    others = LabelledImages(prior.auxiliary.x[:120], torch.randint(0, CLASSES, (120,), generator=draw))
     attack = SharedMembership(epochs=100, trees=60)
     raw = attack.marked(originals, originals, others, knowledge, "raw")
     assert raw.found["AUC"].value > 0.9 and raw.found["recall"].value > 0.85, raw.sentence
@@ -381,7 +381,7 @@ def test_originals_are_those_of_the_releases(tmp_path, how):
 
 
 def test_recognising_an_image_is_more_than_knowing_its_class():
-    images = Images(*pictures(200, 4))
+    images = LabelledImages(*pictures(200, 4))
     prior = Prior(network(), {}, images[100:], MEAN, STD)
     some = images[:60]
     assert likeness(some.x, some, prior)["recognised"].value == 1.0

@@ -37,7 +37,7 @@ from fedlens.runs.read import client_accuracies
 from fedlens.simulate import run as simulate
 from fedlens.simulate.describe import describe
 from fedlens.ui import clients
-from fedlens.ui.server import Server
+from fedlens.ui.server import LiveServer
 
 SITES = {"St Anna": 9, "University Hospital East": 12, "University Hospital West": 6, "north": 6}
 SHORT = ["St Anna", "Universit…tal East", "Universit…tal West", "north"]
@@ -233,7 +233,7 @@ def test_the_report_calls_clients_and_classes_by_their_names(finished, nameless)
 
 @needs_chromium
 def test_pages_show_the_names(finished, tmp_path):
-    server = Server(finished.path.parent, port=0)
+    server = LiveServer(finished.path.parent, port=0)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     write([finished.path], tmp_path / "report.html")
     with Chromium() as browser, server:

@@ -380,7 +380,7 @@ def test_answers_of_errands_are_named(tmp_path):
 
 @pytest.mark.parametrize("personal", ["both", "none"])
 def test_what_leaves_beside_protected_updates_is_not_covered(personal, tmp_path):
-    """An exchange of images, and numbers about clients' own models, are outside of uplink=dp."""
+    """An exchange of images, and numbers about personal models, are outside of uplink=dp."""
     sharing = FedXDS(warmup_rounds=1, warmup_epochs=None, attribution="random")
     looks = dict(evaluate=Evaluation(personal=personal), uplink=(ClientPrivacy(),), rounds=1)
     simulate.run(experiment(tmp_path, "images", algorithm=sharing, **looks))
@@ -390,7 +390,7 @@ def test_what_leaves_beside_protected_updates_is_not_covered(personal, tmp_path)
     simulate.run(experiment(tmp_path, "updates alone", **looks))
     (alone,) = stated(tmp_path, "updates alone")["statements"]
     for said in (updates, alone):
-        assert any("clients' own models" in each for each in said["not_covered"]) == (personal == "both")
+        assert any("personal models" in each for each in said["not_covered"]) == (personal == "both")
     assert not any("let out besides" in each for each in alone["not_covered"])
 
 

@@ -12,7 +12,7 @@ def numbers(folder):
 
 
 def test_parts_read_as_one_table(tmp_path):
-    table = tables.Table(tmp_path, tables.BYTES)
+    table = tables.GrowingTable(tmp_path, tables.BYTES)
     for round in range(1, 200):
         table.add(rows(round))
         table.flush()
@@ -24,7 +24,7 @@ def test_parts_read_as_one_table(tmp_path):
 
 
 def test_cut_forgets_what_came_later(tmp_path):
-    table = tables.Table(tmp_path, tables.BYTES)
+    table = tables.GrowingTable(tmp_path, tables.BYTES)
     for span in ((1, 2), (3,), (4, 5, 6)):
         table.add(rows(*span))
         table.flush()
@@ -35,7 +35,7 @@ def test_cut_forgets_what_came_later(tmp_path):
 
 
 def test_a_crash_between_merging_and_deleting_counts_nothing_twice(tmp_path):
-    table = tables.Table(tmp_path, tables.BYTES)
+    table = tables.GrowingTable(tmp_path, tables.BYTES)
     for round in (1, 2, 3):
         table.add(rows(round))
         table.flush()
@@ -49,6 +49,6 @@ def test_a_crash_between_merging_and_deleting_counts_nothing_twice(tmp_path):
 
 
 def test_nothing_waiting_writes_nothing(tmp_path):
-    table = tables.Table(tmp_path / "empty", tables.METRICS)
+    table = tables.GrowingTable(tmp_path / "empty", tables.METRICS)
     table.flush()
     assert list((tmp_path / "empty").iterdir()) == [] and numbers(tmp_path / "empty") == []

@@ -26,7 +26,7 @@ from fedlens.runs.diff import differences
 from fedlens.runs.folder import RunFolder
 from fedlens.simulate import run as simulate
 from fedlens.ui import clients, follow
-from fedlens.ui.server import Server
+from fedlens.ui.server import LiveServer
 from fedlens.ui.watch import Watch
 from test_report import SMALL, embedded, run
 
@@ -45,13 +45,13 @@ def copy(finished, tmp_path) -> Path:
 
 @contextmanager
 def serving(folder: Path, **options):
-    with Server(folder, **{"port": 0, **options}) as server:
+    with LiveServer(folder, **{"port": 0, **options}) as server:
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         yield server
         server.shutdown()
 
 
-def ask(server: Server, path: str, method: str = "GET", **headers: str):
+def ask(server: LiveServer, path: str, method: str = "GET", **headers: str):
     """(status, headers, body), with nothing added that a browser would add."""
     connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=20)
     connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
@@ -66,7 +66,7 @@ def ask(server: Server, path: str, method: str = "GET", **headers: str):
     return answer.status, answer.headers, body
 
 
-def got(server: Server, path: str):
+def got(server: LiveServer, path: str):
     status, _, body = ask(server, path)
     assert status == 200, body
     return json.loads(body)
@@ -265,9 +265,9 @@ def test_every_answer_is_guarded(copy):
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
 def test_others_are_let_in_only_with_a_token(copy, host):
     with pytest.raises(BadInput, match="give --token too"):
-        Server(copy.parent, host, 0)
+        LiveServer(copy.parent, host, 0)
     with pytest.raises(BadInput, match="sixteen or more"):
-        Server(copy.parent, host, 0, "short")
+        LiveServer(copy.parent, host, 0, "short")
 
 
 def test_a_token_is_asked_for_everywhere(copy):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from browser import Chromium, Page, needs_chromium
-from fedlens.ui.server import Server
+from fedlens.ui.server import LiveServer
 from test_report import SMALL, hostile, run
 
 pytestmark = needs_chromium
@@ -48,9 +48,9 @@ def served(folder):
 
 class _served:
     def __init__(self, folder: Path, port: int = 0, token: str = ""):
-        self.server = Server(folder, port=port, token=token)
+        self.server = LiveServer(folder, port=port, token=token)
 
-    def __enter__(self) -> Server:
+    def __enter__(self) -> LiveServer:
         threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
         return self.server
 
@@ -59,18 +59,18 @@ class _served:
         self.server.server_close()
 
 
-def address(server: Server) -> str:
+def address(server: LiveServer) -> str:
     return f"http://127.0.0.1:{server.server_address[1]}/"
 
 
-def opened(browser: Chromium, server: Server, size: str = "laptop", more: str = "", dark: bool = False) -> Page:
+def opened(browser: Chromium, server: LiveServer, size: str = "laptop", more: str = "", dark: bool = False) -> Page:
     width, height, phone = SIZES[size]
     page = browser.open(address(server) + more, width, height, phone=phone, dark=dark)
     page.until("document.querySelector('.runs li, .bar svg') !== null")
     return page
 
 
-def quiet(page: Page, server: Server) -> bool:
+def quiet(page: Page, server: LiveServer) -> bool:
     return page.errors == [] and all(each.startswith(address(server)) for each in page.requests)
 
 

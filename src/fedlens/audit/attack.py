@@ -34,15 +34,15 @@ class Inapplicable(Exception):
 
 
 @dataclass(frozen=True)
-class Images:
+class LabelledImages:
     x: Tensor  # network input
     y: Tensor
 
     def __len__(self) -> int:
         return len(self.y)
 
-    def __getitem__(self, index: Any) -> Images:
-        return Images(self.x[index], self.y[index])
+    def __getitem__(self, index: Any) -> LabelledImages:
+        return LabelledImages(self.x[index], self.y[index])
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class Prior:
     """What an adversary at the server knows besides the transcript; each attack states which of it it uses."""
 
     net: Network  # the architecture and the first weights
-    candidates: Mapping[int, Images]  # client -> images that it may or may not have trained on
-    auxiliary: Images  # others of the same kind, that nobody trained on
+    candidates: Mapping[int, LabelledImages]  # client -> images that it may or may not have trained on
+    auxiliary: LabelledImages  # others of the same kind, that nobody trained on
     mean: tuple[float, ...]  # what turns pixels in [0, 1] into network input
     std: tuple[float, ...]
     personal: Mapping[int, Tree] = field(default_factory=dict)  # personal models, which answer questions
@@ -77,26 +77,26 @@ class Answers:
     seed: int
     members: Mapping[int, Tensor]  # client -> which of its candidates it trained on
 
-    def data(self, client: int) -> Images:
+    def data(self, client: int) -> LabelledImages:
         """All images of a client."""
         return _images(Shard(self.federation.data, self.federation.train[client]))
 
-    def batch(self, round: int, client: int) -> Images:
+    def batch(self, round: int, client: int) -> LabelledImages:
         """The images of a client's first step, without augmentation."""
         mine, stage = self.federation.train[client], self.stages[round]
         drawn = plan(len(mine), stage.size, key(self.seed, "batches", round, client), epochs=1, steps=1)
         row = drawn.rows[0, : drawn.size(0)]
         return _images(Shard(self.federation.data, mine[row.to(mine.device)]))
 
-    def gift(self, errand: Any, round: int, client: int) -> Images:
+    def gift(self, errand: Any, round: int, client: int) -> LabelledImages:
         """The originals of what a client released in this round."""
         mine = Shard(self.federation.data, self.federation.train[client])
         return _images(errand.given(_Giver(key(self.seed, "client", round, client), mine)))
 
-    def trained(self, prior: Prior) -> Images:
+    def trained(self, prior: Prior) -> LabelledImages:
         """The candidates that are members."""
         parts = [prior.candidates[client][member] for client, member in self.members.items()]
-        return Images(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
+        return LabelledImages(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
 
 
 @dataclass(frozen=True)
@@ -107,8 +107,8 @@ class _Giver:
     data: Shard
 
 
-def _images(shard: Shard) -> Images:
-    return Images(shard.x, shard.y)
+def _images(shard: Shard) -> LabelledImages:
+    return LabelledImages(shard.x, shard.y)
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Attack:
+class PrivacyAttack:
     """Settings as fields. A subclass's `guess` sees a transcript and prior knowledge; `run` marks what it says."""
 
     threat: ClassVar[str] = ""
@@ -204,7 +204,9 @@ class Attack:
         raise NotImplementedError(f"{type(self).__name__} does not say how it attacks")
 
 
-def trained(net: Network, images: Images, seed: int, *, epochs: int, size: int = 32, until: float = 0.0) -> Tree:
+def trained(
+    net: Network, images: LabelledImages, seed: int, *, epochs: int, size: int = 32, until: float = 0.0
+) -> Tree:
     """The network's first weights after so many epochs of Adam on these images, fewer where an epoch's mean loss is
     below `until`: shadows and references."""
     weights, optimizer = net.initial_weights(), Adam(1e-3)

@@ -14,14 +14,14 @@ from ..core.network import Network
 from ..core.rng import generator, key
 from ..core.tree import Tree, grad
 from ..runs.transcript import Transcript
-from .attack import Attack, Gallery, Images, Inapplicable, Knowledge, Prior, Verdict, logits
+from .attack import Gallery, Inapplicable, Knowledge, LabelledImages, Prior, PrivacyAttack, Verdict, logits
 from .image_similarity import decisive, likeness, matched
 from .measures import Measure, membership, merged, share
-from .uploads import Step, decoded, last_layer, single_step
+from .uploads import GradientStep, decoded, last_layer, single_step
 
 
 @dataclass(frozen=True)
-class GradientInversion(Attack):
+class GradientInversion(PrivacyAttack):
     """Images whose gradient is the one that was sent.
 
     dlg: Zhu et al., 2019, L-BFGS on squared distance, labels sought too; idlg: Zhao et al., 2020, labels read off the
@@ -42,7 +42,7 @@ class GradientInversion(Attack):
         prior, answers = knowledge.prior, knowledge.answers
         victims = self._victims(transcript, prior)
         batches = [answers.batch(*where) for where in victims]
-        originals = Images(torch.cat([b.x for b in batches]), torch.cat([b.y for b in batches]))
+        originals = LabelledImages(torch.cat([b.x for b in batches]), torch.cat([b.y for b in batches]))
         seen = [single_step(transcript, *where, prior.net) for where in victims]
         plain = [_undefended(step, batch, prior.net) for step, batch in zip(seen, batches, strict=True)]
         same = all(_is_plain(step, open_) for step, open_ in zip(seen, plain, strict=True))
@@ -90,14 +90,14 @@ class GradientInversion(Attack):
                 why = reason
         raise why
 
-    def _pictures(self, steps: list[Step], batches: list[Images], prior: Prior, seed: int) -> Tensor:
+    def _pictures(self, steps: list[GradientStep], batches: list[LabelledImages], prior: Prior, seed: int) -> Tensor:
         made = []
         for number, (step, batch) in enumerate(zip(steps, batches, strict=True)):
             guess = self.guess(step, len(batch), prior, key(seed, "victim", number))
             made.append(matched(guess, batch.x))
         return torch.cat(made)
 
-    def guess(self, step: Step, count: int, prior: Prior, seed: int) -> Tensor:
+    def guess(self, step: GradientStep, count: int, prior: Prior, seed: int) -> Tensor:
         """As many images as the batch had, in no order."""
         like = prior.auxiliary.x[:1]
         x = torch.randn(count, *like.shape[1:], generator=generator(key(seed, "start"))).to(like)
@@ -120,7 +120,7 @@ class GradientInversion(Attack):
             self._second_order(distance, free)
         return x.detach().nan_to_num()
 
-    def _distance(self, made: Tree, step: Step) -> Tensor:
+    def _distance(self, made: Tree, step: GradientStep) -> Tensor:
         pairs = [(made[n] * step.seen[n], step.gradient[n]) for n in step.gradient]
         if self.by != "cosine":
             return torch.stack([(a - b).square().sum() for a, b in pairs]).sum()
@@ -171,7 +171,7 @@ def total_variation(x: Tensor) -> Tensor:
     return (x[..., 1:, :] - x[..., :-1, :]).abs().mean() + (x[..., 1:] - x[..., :-1]).abs().mean()
 
 
-def _gradient(step: Step, x: Tensor, soft: Tensor, net: Network) -> Tree:
+def _gradient(step: GradientStep, x: Tensor, soft: Tensor, net: Network) -> Tree:
     """Of the loss of these images under these soft labels, for what crosses; itself differentiable."""
     params = step.weights.params.map(lambda p: p.detach().requires_grad_())
     weights = step.weights.replace(params=params, buffers=step.weights.buffers.clone())
@@ -185,17 +185,17 @@ def _gradient(step: Step, x: Tensor, soft: Tensor, net: Network) -> Tree:
     return Tree(dict(zip(wanted, slopes, strict=True)))
 
 
-def _undefended(step: Step, batch: Images, net: Network) -> Step:
+def _undefended(step: GradientStep, batch: LabelledImages, net: Network) -> GradientStep:
     """The whole gradient of the batch, as FedAvg would send it."""
     params = step.weights.params.map(lambda p: p.detach().requires_grad_())
     weights = step.weights.replace(params=params, buffers=step.weights.buffers.clone())
     with torch.enable_grad():
         out = net.forward(weights, batch.x, train=True, key=torch.tensor(key("attack"), device=batch.x.device))
         slope = grad(F.cross_entropy(out.logits, batch.y), params)
-    return Step(step.weights, slope, slope.map(torch.ones_like), "delta")
+    return GradientStep(step.weights, slope, slope.map(torch.ones_like), "delta")
 
 
-def _is_plain(step: Step, plain: Step) -> bool:
+def _is_plain(step: GradientStep, plain: GradientStep) -> bool:
     """Whether all of the gradient crosses as it is, but for rounding."""
     if step.gradient.keys() != plain.gradient.keys():
         return False
@@ -205,7 +205,7 @@ def _is_plain(step: Step, plain: Step) -> bool:
 
 
 # ---- labels ---------------------------------------------------------------------------------------------------------
-def read_labels(step: Step, count: int, prior: Prior) -> Tensor | None:
+def read_labels(step: GradientStep, count: int, prior: Prior) -> Tensor | None:
     """Labels of a batch from the last layer's gradient, which is the mean of (probability - label) for each class.
 
     Probabilities are taken to be those of auxiliary images. None where the last layer does not cross.
@@ -223,7 +223,7 @@ def read_labels(step: Step, count: int, prior: Prior) -> Tensor | None:
 
 
 @dataclass(frozen=True)
-class LabelLeakage(Attack):
+class LabelLeakage(PrivacyAttack):
     """Which classes does a client have? The last layer's bias rises for classes that it trained on.
 
     Zhao et al., 2020, for one step; the sign outlives several steps and even epochs.

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from ..attribution.similarity import psnr, ssim
-from .attack import Images, Prior
+from .attack import LabelledImages, Prior
 from .measures import Measure, mean, share
 
 _WINDOW = 11  # SSIM's; smaller pictures are compared by PSNR alone
 
 
-def likeness(recovered: Tensor, originals: Images, prior: Prior) -> dict[str, Measure]:
+def likeness(recovered: Tensor, originals: LabelledImages, prior: Prior) -> dict[str, Measure]:
     """SSIM and PSNR in pixels from 0 to 1, and how often a picture is nearer to its own original than to any other
     image of the same class, auxiliary ones included: a prototype of the class is not."""
     made, true = prior.pixels(recovered), prior.pixels(originals.x)

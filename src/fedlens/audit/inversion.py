@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..core.batches import plan
 from ..core.rng import generator, key, seeded
 from ..runs.transcript import Transcript
-from .attack import Attack, Gallery, Images, Prior, Verdict
+from .attack import Gallery, LabelledImages, Prior, PrivacyAttack, Verdict
 from .image_similarity import decisive, likeness
 from .measures import merged
 from .released_images import exchanged
@@ -19,7 +19,7 @@ from .released_images import exchanged
 _SHOWN = 8
 
 
-class Autoencoder(nn.Module):
+class Denoiser(nn.Module):
     """Convolutional, two halvings deep, with a way past them for what needs no repair."""
 
     def __init__(self, channels: int, width: int = 16):
@@ -48,7 +48,7 @@ def denoiser(
 ) -> nn.Module:
     """Trained to turn releases into their originals, by Adam under a cosine rate."""
     with seeded(key(seed, "autoencoder")):
-        model = Autoencoder(released.shape[1], width).to(released.device)
+        model = Denoiser(released.shape[1], width).to(released.device)
     optimizer = torch.optim.Adam(model.parameters(), 2e-3)
     rate = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     rows = plan(len(released), min(size, len(released)), key(seed, "pairs"), steps=steps).rows.to(released.device)
@@ -66,7 +66,7 @@ def recovered(model: nn.Module, released: Tensor, size: int = 250) -> Tensor:
 
 
 @dataclass(frozen=True)
-class FeatureInversion(Attack):
+class FeatureInversion(PrivacyAttack):
     """FedXDS section 6.2: a denoising autoencoder, trained on auxiliary images and what the mechanism makes of them."""
 
     images: int = 200  # released ones that are turned back
@@ -93,7 +93,13 @@ class FeatureInversion(Attack):
         return made, prior.auxiliary.x.repeat(self.copies, 1, 1, 1)
 
     def marked(
-        self, released: Tensor, pairs: tuple[Tensor, Tensor], originals: Images, prior: Prior, seeds: int, name: str
+        self,
+        released: Tensor,
+        pairs: tuple[Tensor, Tensor],
+        originals: LabelledImages,
+        prior: Prior,
+        seeds: int,
+        name: str,
     ) -> Verdict:
         found, undefended, shown = [], [], released[:0]
         for seed in range(seeds):

@@ -14,7 +14,7 @@ from ..core.errors import BadInput
 from ..core.rng import generator, key, numpy_generator
 from ..core.tree import Tree
 from ..runs.transcript import Transcript
-from .attack import Attack, Images, Inapplicable, Knowledge, Prior, Verdict, logits, trained
+from .attack import Inapplicable, Knowledge, LabelledImages, Prior, PrivacyAttack, Verdict, logits, trained
 from .measures import Measure, membership, merged, share
 from .released_images import exchanged
 from .uploads import after_training
@@ -57,7 +57,7 @@ def _last_upload(transcript: Transcript, prior: Prior, client: int) -> Tree | No
 
 
 @dataclass(frozen=True)
-class LossAttack(Attack):
+class LossAttack(PrivacyAttack):
     """Yeom et al., 2018: members have a lower loss."""
 
     target: Target = "global"
@@ -72,7 +72,7 @@ class LossAttack(Attack):
 
 
 @dataclass(frozen=True)
-class LikelihoodRatio(Attack):
+class LikelihoodRatio(PrivacyAttack):
     """Carlini et al., 2022 (LiRA): how likely the target's confidence is among shadows that saw the image or did not.
 
     Few shadows: one variance for all images, as the authors advise.
@@ -108,7 +108,7 @@ class LikelihoodRatio(Attack):
         clients = list(prior.candidates)
         x = torch.cat([*(prior.candidates[c].x for c in clients), prior.auxiliary.x])
         y = torch.cat([*(prior.candidates[c].y for c in clients), prior.auxiliary.y])
-        everything = Images(x, y)
+        everything = LabelledImages(x, y)
         halves = torch.rand(self.shadows // 2, len(y), generator=generator(key(seed, "shadows"))) < 0.5
         halves = torch.cat([halves, ~halves]).to(x.device)  # as many shadows with an image as without
         seen = torch.stack(
@@ -131,11 +131,11 @@ def _mean_where(values: Tensor, which: Tensor) -> Tensor:
     return (values * which).sum(0) / which.sum(0)
 
 
-def _loss(prior: Prior, weights: Tree, images: Images) -> Tensor:
+def _loss(prior: Prior, weights: Tree, images: LabelledImages) -> Tensor:
     return F.cross_entropy(logits(prior.net, weights, images.x), images.y, reduction="none")
 
 
-def _confidence(prior: Prior, weights: Tree, images: Images) -> Tensor:
+def _confidence(prior: Prior, weights: Tree, images: LabelledImages) -> Tensor:
     """log(p / (1 - p)) of the true class, which is nearly normal over models; computed without cancellation."""
     scores = logits(prior.net, weights, images.x)
     right = scores.gather(1, images.y[:, None])[:, 0]
@@ -168,7 +168,7 @@ def _verdict(
 
 # ---- of released images ---------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class SharedMembership(Attack):
+class SharedMembership(PrivacyAttack):
     """The protocol of FedXDS section 6.1: a shadow model learns from the released images, and a random forest learns
     from its answers about images whose membership is known which others were among their originals."""
 
@@ -187,16 +187,23 @@ class SharedMembership(Attack):
         released, originals = given.images, given.originals(answers)
         some = torch.randperm(len(released), generator=generator(key("released")))[: self.images].to(released.y.device)
         others = torch.cat([~answers.members[client] for client in prior.candidates])
-        everything = Images(
+        everything = LabelledImages(
             torch.cat([each.x for each in prior.candidates.values()]),
             torch.cat([each.y for each in prior.candidates.values()]),
         )
         return self.marked(released[some], originals[some], everything[others], knowledge, name)
 
-    def marked(self, released: Images, originals: Images, others: Images, knowledge: Knowledge, name: str) -> Verdict:
+    def marked(
+        self,
+        released: LabelledImages,
+        originals: LabelledImages,
+        others: LabelledImages,
+        knowledge: Knowledge,
+        name: str,
+    ) -> Verdict:
         """As many originals as others are candidates; the adversary is told about every second of either kind."""
         equal = min(len(originals), len(others))
-        candidates = Images(
+        candidates = LabelledImages(
             torch.cat([originals.x[:equal], others.x[:equal]]), torch.cat([originals.y[:equal], others.y[:equal]])
         )
         member = torch.arange(2 * equal) < equal
@@ -205,12 +212,14 @@ class SharedMembership(Attack):
         for seed in range(knowledge.seeds):
             nothing = torch.randn(released.x.shape, generator=generator(key(seed, "nothing"))).to(released.x)
             for kind, seen in {"found": released.x, "chance": nothing, "undefended": originals.x}.items():
-                scores = self.guess(Images(seen, released.y), candidates, told, knowledge.prior, seed)
+                scores = self.guess(LabelledImages(seen, released.y), candidates, told, knowledge.prior, seed)
                 results[kind].append(forest_measures(scores, member[told < 0], knowledge.fprs))
         found, chance, undefended = (merged(each) for each in results.values())
         return Verdict(name, self.threat, "AUC", found, chance, undefended, int((told < 0).sum()), knowledge.seeds)
 
-    def guess(self, released: Images, candidates: Images, told: Tensor, prior: Prior, seed: int) -> Tensor:
+    def guess(
+        self, released: LabelledImages, candidates: LabelledImages, told: Tensor, prior: Prior, seed: int
+    ) -> Tensor:
         """How likely each candidate is a member of which it is not told: 1 member, 0 other, -1 unknown."""
         shadow = trained(prior.net, released, key(seed, "shadow"), epochs=self.epochs, size=self.size)
         seen = logits(prior.net, shadow, candidates.x)

@@ -12,7 +12,7 @@ from ..core.algorithm import Algorithm, chain
 from ..core.rng import fold, key
 from ..core.tree import Tree
 from ..runs.transcript import Transcript
-from .attack import Answers, Images, Inapplicable, Prior
+from .attack import Answers, Inapplicable, LabelledImages, Prior
 
 
 @dataclass(frozen=True)
@@ -20,18 +20,18 @@ class Exchanged:
     errand: Exchange
     round: int
     download: Tree  # with it the model that masks, or the autoencoder
-    released: dict[int, Images]  # by client, in the order of release
+    released: dict[int, LabelledImages]  # by client, in the order of release
 
     @property
-    def images(self) -> Images:
+    def images(self) -> LabelledImages:
         parts = self.released.values()
-        return Images(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
+        return LabelledImages(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
 
-    def originals(self, answers: Answers) -> Images:
+    def originals(self, answers: Answers) -> LabelledImages:
         parts = [answers.gift(self.errand, self.round, client) for client in self.released]
-        return Images(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
+        return LabelledImages(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
 
-    def release(self, prior: Prior, images: Images, seed: int, size: int = 250) -> Tensor:
+    def release(self, prior: Prior, images: LabelledImages, seed: int, size: int = 250) -> Tensor:
         """What the mechanism would release of these images: it is public, and so is the model that it uses."""
         found, root = [], torch.tensor(key(seed, "own release"), device=images.x.device)
         for number, part in enumerate(torch.arange(len(images), device=images.x.device).split(size)):
@@ -51,7 +51,7 @@ def exchanged(transcript: Transcript, prior: Prior) -> Exchanged:
         released = {}
         for client, upload in crossing.replies.items():
             index = errand.one_of_each(len(upload.y)).to(upload.y.device)
-            released[client] = Images(*unpacked(upload, index, like))
+            released[client] = LabelledImages(*unpacked(upload, index, like))
         return Exchanged(errand, round, crossing.download, released)
     raise Inapplicable("no images are shared")
 

@@ -23,14 +23,14 @@ from ..experiment import check_device
 from ..runs.folder import RunFolder
 from ..runs.opened import OpenedRun
 from ..runs.transcript import Transcript
-from .attack import LEGEND, Answers, Attack, Images, Inapplicable, Knowledge, Prior, Verdict
+from .attack import LEGEND, Answers, Inapplicable, Knowledge, LabelledImages, Prior, PrivacyAttack, Verdict
 from .figures import overview, side_by_side
 from .gradients import GradientInversion, LabelLeakage
 from .inversion import FeatureInversion
 from .measures import check_rate
 from .membership import LikelihoodRatio, LossAttack, SharedMembership
 
-ATTACKS: dict[str, Attack] = {
+ATTACKS: dict[str, PrivacyAttack] = {
     "loss": LossAttack("global"),
     "loss_uploads": LossAttack("uploads"),
     "loss_personal": LossAttack("personal"),
@@ -187,12 +187,12 @@ def asked_about(
             continue
         shuffled = _order(len(index), "candidates", client).to(index.device)
         shard = Shard(federation.data, index[shuffled])
-        found[client] = Images(shard.x, shard.y)
+        found[client] = LabelledImages(shard.x, shard.y)
         members[client] = shuffled < half
     if not found or not len(auxiliary):
         raise BadInput("an audit needs test images that nobody trained on, of the classes that clients have")
     others = Shard(federation.data, auxiliary)
-    return Prior(net, found, Images(others.x, others.y), loaded.mean, loaded.std), members
+    return Prior(net, found, LabelledImages(others.x, others.y), loaded.mean, loaded.std), members
 
 
 def _order(count: int, *purpose: object) -> Tensor:

@@ -41,7 +41,7 @@ def after_training(crossing: Crossing, client: int, net: Network) -> Tree | None
 
 
 @dataclass(frozen=True)
-class Step:
+class GradientStep:
     """The gradient of one local step, as far as it crosses."""
 
     weights: Tree  # at which it was taken; what stays at the client is as it began
@@ -50,7 +50,7 @@ class Step:
     source: Literal["delta", "control"]
 
 
-def single_step(transcript: Transcript, round: int, client: int, net: Network) -> Step:
+def single_step(transcript: Transcript, round: int, client: int, net: Network) -> GradientStep:
     """From an upload after one step of SGD. A control variate is that gradient itself."""
     crossing = transcript[round]
     stage, sent = crossing.stage, crossing.replies[client]
@@ -75,7 +75,7 @@ def single_step(transcript: Transcript, round: int, client: int, net: Network) -
         pull = crossing.download.control - before if "control" in crossing.download else params.zeros()
         gradient, source = (pace - pull) * seen, "delta"
     decay = params * stage.optimizer.weight_decay
-    return Step(weights, (gradient - decay) * seen, seen, source)
+    return GradientStep(weights, (gradient - decay) * seen, seen, source)
 
 
 def _rows(crossing: Crossing, upload: Tree, net: Network) -> dict[str, torch.Tensor]:

@@ -627,9 +627,9 @@ def ui(
     ] = "",
 ) -> None:
     """A live page over a folder of runs: curves as they grow, comparisons, clients, reports; it can stop a run."""
-    from ..ui.server import Server
+    from ..ui.server import LiveServer
 
-    with Server(folder, host, port, token) as server:
+    with LiveServer(folder, host, port, token) as server:
         print(f"{server.address}  (Ctrl-C ends it)", flush=True)
         with contextlib.suppress(KeyboardInterrupt):
             server.serve_forever()

@@ -20,7 +20,7 @@ from ..core.transform import Clip, GaussianNoise
 from .client_level import ClientPrivacy
 from .statement import SEEDED, Statement
 
-_ANSWERS = {Evaluate.__name__: "numbers about clients' own models"}
+_ANSWERS = {Evaluate.__name__: "numbers about personal models"}
 
 
 class Disclosure:
@@ -46,7 +46,7 @@ class Disclosure:
 
     @property
     def is_silent(self) -> bool:
-        """Whether nothing but plain model updates leaves, and how well clients' own models do."""
+        """Whether nothing but plain model updates leaves, and how well personal models do."""
         stated = any(hasattr(s.algorithm, "statement") for s in self.stages)
         noisy = any(isinstance(t, ClientPrivacy | GaussianNoise) for s in self.stages for t in s.uplink)
         return not (stated or noisy or self.answers.keys() - {Evaluate.__name__})

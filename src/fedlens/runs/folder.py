@@ -140,11 +140,11 @@ class RunFolder:
     def bytes(self) -> pa.Table:
         return tables.read(self.path / "bytes.parquet", tables.BYTES)
 
-    def tables(self) -> tuple[tables.Table, tables.Table]:
+    def tables(self) -> tuple[tables.GrowingTable, tables.GrowingTable]:
         """metrics and bytes, to write to."""
         return (
-            tables.Table(self.path / "metrics.parquet", tables.METRICS),
-            tables.Table(self.path / "bytes.parquet", tables.BYTES),
+            tables.GrowingTable(self.path / "metrics.parquet", tables.METRICS),
+            tables.GrowingTable(self.path / "bytes.parquet", tables.BYTES),
         )
 
     def client_memories(self, round: int) -> dict[int, Tree]:

@@ -36,7 +36,7 @@ BYTES = pa.schema(
 _PARTS = 64  # merged into one when there are more: a long run must not leave thousands of files
 
 
-class Table:
+class GrowingTable:
     """Rows wait in memory until `flush`; each flush is one part, named by its first and last round."""
 
     def __init__(self, folder: Path, schema: pa.Schema):

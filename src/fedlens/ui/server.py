@@ -65,7 +65,7 @@ class Refused(Exception):
         self.status = status
 
 
-class Server(ThreadingHTTPServer):
+class LiveServer(ThreadingHTTPServer):
     """Listens at once; `serve_forever` answers."""
 
     daemon_threads = True
@@ -133,7 +133,7 @@ def _address(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int
 
 
 class Handler(BaseHTTPRequestHandler):
-    server: Server  # pyright: ignore[reportIncompatibleVariableOverride]
+    server: LiveServer  # pyright: ignore[reportIncompatibleVariableOverride]
     protocol_version = "HTTP/1.1"
     timeout = 60  # seconds without a request
 
@@ -151,7 +151,7 @@ class Handler(BaseHTTPRequestHandler):
     do_HEAD = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_TRACE = do_CONNECT = _refuse_method
 
     # ---- who may ask ----
-    def _answer(self, routes: dict[str, Callable[[Server, dict[str, list[str]]], Answer]]) -> None:
+    def _answer(self, routes: dict[str, Callable[[LiveServer, dict[str, list[str]]], Answer]]) -> None:
         try:
             self._check_origin(writes=routes is _POST)
             path, words = self._asked()
@@ -298,7 +298,7 @@ def _number(words: dict[str, list[str]], name: str) -> int:
     return int(text)
 
 
-def _page(server: Server, words: dict[str, list[str]]) -> Answer:
+def _page(server: LiveServer, words: dict[str, list[str]]) -> Answer:
     content = report._inert({"version": __version__, "folder": str(server.folder), "dashes": DASHES})
     return Answer(_asset("page.html").replace("{content}", content).encode(), "text/html; charset=utf-8")
 
@@ -307,44 +307,44 @@ def _asset(name: str) -> str:
     return (resources.files("fedlens.ui") / "assets" / name).read_text("utf-8")
 
 
-def _style(server: Server, words: dict[str, list[str]]) -> Answer:
+def _style(server: LiveServer, words: dict[str, list[str]]) -> Answer:
     return Answer(f"{report._style()}\n{_asset('live.css')}".encode(), "text/css; charset=utf-8")
 
 
-def _icon(server: Server, words: dict[str, list[str]]) -> Answer:
+def _icon(server: LiveServer, words: dict[str, list[str]]) -> Answer:
     return Answer(_asset("icon.svg").encode(), "image/svg+xml")
 
 
-def _script(server: Server, words: dict[str, list[str]]) -> Answer:
+def _script(server: LiveServer, words: dict[str, list[str]]) -> Answer:
     text = "\n".join([*(report._asset(name) for name in _SHARED), *(_asset(name) for name in ("draw.js", "live.js"))])
     return Answer(text.encode(), "text/javascript; charset=utf-8")
 
 
-def _curves(server: Server, words: dict[str, list[str]]) -> Answer:
+def _curves(server: LiveServer, words: dict[str, list[str]]) -> Answer:
     after, generation = _number(words, "after"), _number(words, "generation")
     return _as_json(server.watch.curves(_one(words, "run"), after, generation))
 
 
-def _run(server: Server, words: dict[str, list[str]]) -> Answer:
+def _run(server: LiveServer, words: dict[str, list[str]]) -> Answer:
     run = server.watch.run(_one(words, "run"))
     about = {"notes": run.notes, "settings": run.settings(), "pictures": clients.pictures(run.path)}
     return _as_json(finite(about))
 
 
-def _clients(server: Server, words: dict[str, list[str]]) -> Answer:
+def _clients(server: LiveServer, words: dict[str, list[str]]) -> Answer:
     run = server.watch.run(_one(words, "run"))
     return _as_json(clients.clients(run.path, words.get("order", ["number"])[0], _number(words, "at")))
 
 
-def _client(server: Server, words: dict[str, list[str]]) -> Answer:
+def _client(server: LiveServer, words: dict[str, list[str]]) -> Answer:
     return _as_json(clients.client(server.watch.run(_one(words, "run")).path, _number(words, "client")))
 
 
-def _picture(server: Server, words: dict[str, list[str]]) -> Answer:
+def _picture(server: LiveServer, words: dict[str, list[str]]) -> Answer:
     return Answer(clients.picture(server.watch.run(_one(words, "run")).path, _one(words, "name")), "image/png")
 
 
-def _report(server: Server, words: dict[str, list[str]]) -> Answer:
+def _report(server: LiveServer, words: dict[str, list[str]]) -> Answer:
     """Written for whoever asks, and nowhere kept."""
     names = list(dict.fromkeys(words.get("run", ())))
     if not 0 < len(names) <= _REPORTED:
@@ -355,7 +355,7 @@ def _report(server: Server, words: dict[str, list[str]]) -> Answer:
     return Answer(text.encode(), "text/html; charset=utf-8", headers=_REPORT_HEADERS)
 
 
-def _stop(server: Server, words: dict[str, list[str]]) -> Answer:
+def _stop(server: LiveServer, words: dict[str, list[str]]) -> Answer:
     run = server.watch.run(_one(words, "run"))
     if run.row["state"] != "running":
         raise BadInput(f"{run.name} is not running")
@@ -363,7 +363,7 @@ def _stop(server: Server, words: dict[str, list[str]]) -> Answer:
     return _as_json({"stopping": run.name})
 
 
-_Routes = dict[str, Callable[[Server, dict[str, list[str]]], Answer]]
+_Routes = dict[str, Callable[[LiveServer, dict[str, list[str]]], Answer]]
 _GET: _Routes = {
     "/": _page,
     "/live.css": _style,

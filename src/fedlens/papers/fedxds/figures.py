@@ -14,7 +14,7 @@ from torch import Tensor
 from ... import config
 from ...algorithms._sharing import unpacked
 from ...algorithms.fedxds import FedXDS
-from ...audit.attack import Images, Prior
+from ...audit.attack import LabelledImages, Prior
 from ...audit.figures import grid_of, over_epsilon
 from ...audit.image_similarity import likeness
 from ...audit.inversion import FeatureInversion
@@ -52,10 +52,10 @@ class Study:
 
     prior: Prior
     weights: Tree
-    members: Images  # whose releases are attacked
-    others: Images  # test images, as many
+    members: LabelledImages  # whose releases are attacked
+    others: LabelledImages  # test images, as many
 
-    def release(self, by: FedXDS, images: Images, seed: int) -> Tensor:
+    def release(self, by: FedXDS, images: LabelledImages, seed: int) -> Tensor:
         root, found = torch.tensor(key("study", seed), device=images.x.device), []
         for number, index in enumerate(torch.arange(len(images), device=images.x.device).split(250)):
             some = images[index]
@@ -66,7 +66,7 @@ class Study:
     def membership(self, by: FedXDS | None, attack: SharedMembership, seeds: int) -> dict[str, Measure]:
         """Of a mechanism; None: of noise that has seen no image."""
         equal = min(len(self.members), len(self.others))
-        candidates = Images(
+        candidates = LabelledImages(
             torch.cat([self.members.x[:equal], self.others.x[:equal]]),
             torch.cat([self.members.y[:equal], self.others.y[:equal]]),
         )
@@ -76,7 +76,7 @@ class Study:
         for seed in range(seeds):
             nothing = torch.randn(self.members.x.shape, generator=generator(key(seed, "nothing")))
             x = nothing.to(self.members.x) if by is None else self.release(by, self.members, seed)
-            scores = attack.guess(Images(x, self.members.y), candidates, told, self.prior, seed)
+            scores = attack.guess(LabelledImages(x, self.members.y), candidates, told, self.prior, seed)
             found.append(forest_measures(scores, member[told < 0], ()))
         return merged(found)
 
@@ -108,7 +108,7 @@ def study(experiment: Experiment, net: Network, federation: Any, loaded: Any, we
     if half < 20:
         raise BadInput(f"{loaded.name} has {len(pool)} test images, too few for an attack")
     shards = [owned[order.to(owned.device)], mixed[:half], mixed[half : half + max(images, 500)]]
-    members, others, auxiliary = (Images(s.x, s.y) for s in (Shard(federation.data, index) for index in shards))
+    members, others, auxiliary = (LabelledImages(s.x, s.y) for s in (Shard(federation.data, index) for index in shards))
     return Study(Prior(net, {}, auxiliary, loaded.mean, loaded.std), weights, members, others)
 
 
