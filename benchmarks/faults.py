@@ -21,7 +21,7 @@ from fedlens.core.cohort import Everyone
 from fedlens.core.dry_run import Rehearsal
 from fedlens.core.network import Network
 from fedlens.core.rng import seeded
-from fedlens.core.run import job_of, opened, timetable
+from fedlens.core.run import job_of, open_round, timetable
 from fedlens.core.tree import Tree
 from fedlens.engines.sequential import Sequential
 from fedlens.models import MODELS
@@ -73,7 +73,7 @@ def cost() -> str:
     one = {0: torch.tensor([0])}
     engine = Sequential(net, Federation(data, one, one, torch.tensor([0])))
     (turn,) = timetable(FedAvg(), Stage(None, 1, Everyone(), epochs=0))
-    server = opened(Server(net, Tree(), 1), turn, 0)
+    server = open_round(Server(net, Tree(), 1), turn, 0)
     job = job_of(server, turn, 0)
     upload = engine.run(job, [0])[0].upload
     upload = upload.replace(weight=torch.ones_like(upload.weight))

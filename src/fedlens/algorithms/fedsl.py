@@ -19,7 +19,7 @@ from ..core.rng import seeded
 from ..core.tree import Tree, grad
 from ._weighted import reweighed
 from .fedavg import FedAvg
-from .fedsls import Normalize, SaliencyWeighted, finite, summed, unusable, weighting
+from .fedsls import Normalize, SaliencyWeighted, finite_images, summed, unusable, weighting
 
 Factor = Literal[2, 4, 8]
 Down = Literal["avgpool", "bilinear", "autoencoder"]
@@ -88,7 +88,7 @@ class WeighPixels(Errand):
 def pixels(piece: Shard) -> Tensor:
     """Images in [0, 1] as they are stored, before any normalisation."""
     x = piece.whole.x[piece.index]
-    return x / 255 if x.dtype == torch.uint8 else finite(piece, x)
+    return x / 255 if x.dtype == torch.uint8 else finite_images(piece, x)
 
 
 def average_pool(f: int) -> Callable[[Tensor], Tensor]:

@@ -71,7 +71,7 @@ class FedSLS:
 
     def of_images(self, client: Client, weights: Tree, piece: Shard) -> Tensor:
         """[images] R_i: the norms of all layers, tau^l each. Not a number where the network answers none."""
-        x = finite(piece, piece.x)
+        x = finite_images(piece, piece.x)
         try:
             norms = layer_saliency(
                 client.net,
@@ -134,7 +134,7 @@ def summed(client: Client, of_images: Callable[[Shard], Tensor]) -> Tree:
     return Tree(total=total, examples=torch.full_like(total, client.examples))
 
 
-def finite(piece: Shard, x: Tensor) -> Tensor:
+def finite_images(piece: Shard, x: Tensor) -> Tensor:
     """The same images; refuses those that no number can come of."""
     bad = ~x.flatten(1).isfinite().all(1)
     if bad.any():

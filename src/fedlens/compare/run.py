@@ -15,7 +15,7 @@ from .. import config
 from ..core.algorithm import Server
 from ..core.batches import Dataset
 from ..core.errors import BadInput
-from ..core.run import job_of, opened
+from ..core.run import job_of, open_round
 from ..core.tree import Tree
 from ..engines.sequential import Sequential
 from ..experiment import Experiment
@@ -206,7 +206,7 @@ def _check(experiment: Experiment) -> None:
     images, federation, net = simulate.checked(experiment)
     nothing = Dataset(torch.zeros(0, *images.x.shape[1:]), torch.zeros(0, dtype=torch.long))  # or it would learn long
     turn, server = experiment.timetable()[0], Server(net, Tree(), experiment.clients, auxiliary=nothing)
-    job = job_of(opened(server, turn, experiment.seed), turn, experiment.seed)
+    job = job_of(open_round(server, turn, experiment.seed), turn, experiment.seed)
     client, _ = Sequential(net, federation).open(job, 0)
     turn.stage.algorithm.begin(client)
 

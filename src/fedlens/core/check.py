@@ -56,7 +56,7 @@ class Check:
         """
         may_be_nan = getattr(job.stage.algorithm, "may_be_nan", ())
         found = [_verdicts(upload, may_be_nan) for upload in uploads]
-        answers = iter(read([flag for flags in found for flag in chain(*flags)]))
+        answers = iter(to_host([flag for flags in found for flag in chain(*flags)]))
         objections, counts = [], False
         for sizes, signs, weight in found:
             sound, positive = ([next(answers) for _ in part] for part in (sizes, signs))
@@ -86,8 +86,8 @@ def _verdicts(upload: Tree, may_be_nan: Sequence[str]) -> tuple[list[Tensor], li
     )
 
 
-def read(flags: Sequence[Tensor]) -> list[bool]:
-    """To the host, once for each device."""
+def to_host(flags: Sequence[Tensor]) -> list[bool]:
+    """Their values, fetched once for each device."""
     found: dict[int, bool] = {}
     for device in {flag.device for flag in flags}:
         here = [at for at, flag in enumerate(flags) if flag.device == device]

@@ -17,7 +17,7 @@ from .batches import Dataset, Federation
 from .cohort import Everyone
 from .engine import Engine, Job, Reply
 from .network import Network
-from .replies import decode
+from .replies import decode_upload
 from .run import Turn, initial_state, job_of
 from .tree import Tree
 
@@ -51,7 +51,7 @@ def dry_run(
         replies = engine.run(job, [0, 1])
         yield Rehearsed(turn, server, job, replies)
         if to_the_end or round < firsts[-1][0]:
-            uploads = [decode(server, stage, reply.upload) for reply in replies]
+            uploads = [decode_upload(server, stage, reply.upload) for reply in replies]
             server = replace(server, state=stage.algorithm.aggregate(server, uploads))
 
 

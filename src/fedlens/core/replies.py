@@ -41,7 +41,7 @@ def ask(
             break
         replies = engine.run(replace(job, attempt=attempt) if attempt else job, silent)
         found = {reply.client: reply for reply in accepted(server, job, silent, replies, answers, policy, check)}
-        decoded = {client: decode(server, job.stage, reply.upload) for client, reply in found.items()}
+        decoded = {client: decode_upload(server, job.stage, reply.upload) for client, reply in found.items()}
         if check:
             objections, weighs = check.check_values(job, list(decoded.values()))
             wrong = {client: said for client, said in zip(decoded, objections, strict=True) if said}
@@ -87,7 +87,7 @@ def accepted(
             yield reply
 
 
-def decode(server: Server, stage: Stage, upload: Tree) -> Tree:
+def decode_upload(server: Server, stage: Stage, upload: Tree) -> Tree:
     for transform in reversed(stage.uplink):
         upload = transform.decode(server, upload)
     return upload

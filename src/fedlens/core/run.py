@@ -33,7 +33,7 @@ def timetable(recipe: Recipe, plan: Stage) -> list[Turn]:
     return turns
 
 
-def opened(server: Server, turn: Turn, seed: int) -> Server:
+def open_round(server: Server, turn: Turn, seed: int) -> Server:
     """The server as this round begins: with the round's randomness, and what a new stage sets up."""
     server = replace(server, key=key(seed, "server", server.round))
     return server if turn.at else replace(server, state=initial_state(turn.stage, server))
@@ -72,7 +72,7 @@ def run(
     server = Server(net, state or Tree(), engine.population, round, auxiliary=auxiliary)
     client_status = server.state.get("standing", policy.first_status(server.population)).map(lambda leaf: leaf.cpu())
     for turn in timetable(recipe, plan)[round:]:
-        server, stage = opened(server, turn, seed), turn.stage
+        server, stage = open_round(server, turn, seed), turn.stage
         cohort = stage.cohort(server.population, key(seed, "cohort", server.round))
         more = key(seed, "oversample", server.round)
         cohort = policy.asked(cohort, server.population, client_status, server.round, more)

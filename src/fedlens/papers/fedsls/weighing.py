@@ -18,7 +18,7 @@ from ...core.errors import BadInput
 from ...core.evaluate import pieces
 from ...core.network import Network
 from ...core.rng import generator, key
-from ...core.run import job_of, opened
+from ...core.run import job_of, open_round
 from ...core.run import run as run_rounds
 from ...core.tree import Tree
 from ...engines.lanes import Lanes
@@ -140,7 +140,7 @@ def first_job(experiment: Experiment, net: Network, population: int) -> Job:
     turn = experiment.timetable()[0]
     if not isinstance(turn.stage.algorithm, MeasureSaliency):
         raise BadInput(_ONLY_FEDSLS)
-    return job_of(opened(Server(net, Tree(), population), turn, experiment.seed), turn, experiment.seed)
+    return job_of(open_round(Server(net, Tree(), population), turn, experiment.seed), turn, experiment.seed)
 
 
 def weights_over_rounds(experiment: Experiment, net: Network, federation: Federation) -> dict[int, Weights]:
