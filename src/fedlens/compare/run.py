@@ -89,13 +89,13 @@ def asked(words: Sequence[str]) -> Asked:
         if key in ("out", "seed"):
             raise BadInput(f"{key}= is not for a comparison: use --{'out' if key == 'out' else 'seeds'}")
         if key == "algorithm" or key.startswith("algorithm."):
-            like = f"{methods[0] if methods else 'fedprox'}.{key.partition('.')[2] or 'KEY'}=VALUE"
+            like = f"{methods[0] if methods else 'METHOD'}.{key.partition('.')[2] or 'KEY'}=VALUE"
             raise BadInput(
                 f"{key}= does not say whose it is: name methods without a key, and settings of one as {like}"
             )
         common.append(word)
     if not methods:
-        raise BadInput("name the methods to compare, as in `fedlens compare fedavg scaffold`")
+        raise BadInput("name the methods to compare, as in `fedlens compare fedavg fedavg+ft`")
     keys = {config.setting(word)[0] for word in common}
     is_look = "data" not in keys
     where = tuple(placement(common))
