@@ -187,7 +187,7 @@ def test_pictures_and_the_panel(done, tmp_path):
     board.watch("b").round(simulate.Progress(3, 9, 0.5, 1.0, 1, 1, 1.0))
     console.print(board.shown())
     text = console.export_text()
-    assert "3 of 5 runs done, 2 to go" in text and "3/9" in text and "0.5000" in text
+    assert "3 of 5 runs done, 2 to go" in text and "3/9" in text and "50.00 %" in text
 
 
 # ---- going on --------------------------------------------------------------------------------------------------------
