@@ -32,7 +32,9 @@ from .devices.profiles import DEVICES, Devices
 from .experiment import Experiment
 from .models import MODELS, Model
 from .privacy.client_level import ClientPrivacy
-from .robust import ATTACKS, DEFENCES, Attack, Defence
+from .robust.aggregators import DEFENCES
+from .robust.attacks import ATTACKS, Attack
+from .robust.defence import Defence
 
 REGISTRIES: dict[type, Mapping[str, type]] = {
     DataSource: DATASETS,

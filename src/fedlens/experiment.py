@@ -31,7 +31,8 @@ from .data import DATASETS, PARTITIONS, DataSource, Images, Partition, Prepare, 
 from .data.partition.base import parted_users
 from .devices.profiles import Devices
 from .models import MODELS, Model
-from .robust import Attack, Defence
+from .robust.attacks import Attack
+from .robust.defence import Defence
 from .robust.faults import Faults
 
 

@@ -53,7 +53,7 @@ from fedlens.engines.sequential import Sequential
 from fedlens.experiment import resized
 from fedlens.models.generators import ImageGenerator, LatentGenerator, Vae, diversity, first_weights
 from fedlens.papers.fedxds import tables
-from fedlens.privacy import gaussian_delta
+from fedlens.privacy.gaussian import gaussian_delta
 from fedlens.privacy.report import Disclosure
 from fedlens.runs.diff import differences
 from fedlens.simulate import run as simulate

@@ -16,7 +16,7 @@ import fedlens.algorithms.fedxds as fedxds_module
 from fedlens import config
 from fedlens.algorithms import PSE, FedAvg, FedDecorr, FedFed, FedPer, FedProx, FedXDS, FineTuned, Scaffold
 from fedlens.algorithms._sharing import WithSharedData, assembled, packed, unpacked
-from fedlens.algorithms.fedxds import BOUNDED, FIG2C, METRIC, OFFICIAL, PAPER, MaskedExchange
+from fedlens.algorithms.fedxds import MaskedExchange
 from fedlens.attribution import attribute
 from fedlens.core.algorithm import Client
 from fedlens.core.batches import Dataset, Federation
@@ -36,12 +36,15 @@ from fedlens.engines.sequential import Sequential
 from fedlens.experiment import LocalTraining
 from fedlens.models.cnn import Mlp
 from fedlens.papers.fedxds import tables as fedxds_tables
-from fedlens.privacy import gaussian_delta
+from fedlens.privacy.gaussian import gaussian_delta
 from fedlens.runs.diff import differences
 from fedlens.runs.folder import Checkpoint, RunFolder
 from fedlens.simulate import run as simulate
 from small import PLAN, same
 
+PAPER, OFFICIAL, FIG2C, METRIC, BOUNDED = (
+    FedXDS(**FedXDS.presets[name]) for name in ("paper", "official", "fig2c", "metric", "bounded")
+)
 SEED = torch.tensor(11)
 CLASSES, SIDE = 4, 6
 SHORT = FedXDS(warmup_rounds=2, warmup_epochs=1)

@@ -21,23 +21,17 @@ from fedlens.core.tree import Tree, dot
 from fedlens.engines.sequential import Sequential
 from fedlens.experiment import Evaluation, LocalTraining
 from fedlens.models.cnn import Mlp
-from fedlens.privacy import (
-    Release,
+from fedlens.privacy.accounting import Release, _converted, rdp, rdp_epsilon, total_epsilon
+from fedlens.privacy.client_level import ClientPrivacy
+from fedlens.privacy.gaussian import (
     analytic_sigma,
     classic_sigma,
-    flip_rate,
     gaussian_delta,
     gaussian_epsilon,
     metric_delta,
     metric_sigma,
-    randomised_response,
-    rdp,
-    rdp_epsilon,
-    total_epsilon,
-    whole_mask_epsilon,
 )
-from fedlens.privacy.accounting import _converted
-from fedlens.privacy.client_level import ClientPrivacy
+from fedlens.privacy.randomised_response import flip_rate, randomised_response, whole_mask_epsilon
 from fedlens.runs.diff import differences
 from fedlens.simulate import run as simulate
 from small import PLAN, federation, network

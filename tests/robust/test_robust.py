@@ -32,22 +32,17 @@ from fedlens.engines.sequential import Sequential
 from fedlens.engines.workers import Workers
 from fedlens.experiment import Experiment
 from fedlens.models import MODELS
-from fedlens.robust import (
-    ATTACKS,
+from fedlens.robust.aggregators import (
     DEFENCES,
-    Backdoor,
     Claims,
     ClipUploads,
     GeometricMedian,
     Krum,
-    LabelFlip,
     Median,
     MultiKrum,
-    Noise,
-    SignFlip,
     TrimmedMean,
 )
-from fedlens.robust.attacks import Hostile
+from fedlens.robust.attacks import ATTACKS, Backdoor, Hostile, LabelFlip, Noise, SignFlip
 from fedlens.runs.folder import RunFolder
 from fedlens.simulate import checks as scope
 from fedlens.simulate.run import resume

@@ -358,8 +358,3 @@ class MaskedExchange(Exchange):
             masks = by.mask_beyond_epsilon(math.prod(replies[0].upload.x.shape[2:]))
             notes.append(f"masks by randomised response tell another epsilon of {masks:g} about each image")
         return notes
-
-
-PAPER, OFFICIAL, FIG2C, METRIC, BOUNDED = (
-    FedXDS(**FedXDS.presets[name]) for name in ("paper", "official", "fig2c", "metric", "bounded")
-)

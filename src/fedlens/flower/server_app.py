@@ -26,7 +26,7 @@ from ..data import PARTITIONS, Images
 from ..engines.process import keep_freed_memory, matmuls, threads
 from ..engines.sequential import Sequential
 from ..experiment import Experiment, to_device
-from ..robust import Defence
+from ..robust.defence import Defence
 from ..runs.figure import draw_run
 from ..runs.folder import Checkpoint, RunFolder, config_hash, passport
 from ..runs.read import Result

@@ -198,3 +198,8 @@ class GeometricMedian(Combination):
 def assumed(share: float, uploads: int) -> int:
     """How many clients a share of them is, rounded down: 0.29 of 100 is 29, in floats 28."""
     return int(Fraction(str(share)) * uploads)
+
+
+DEFENCES = {
+    defence.name: defence for defence in (Claims, ClipUploads, GeometricMedian, Krum, Median, MultiKrum, TrimmedMean)
+}

@@ -42,8 +42,7 @@ from ..engines.worker import Storage
 from ..engines.workers import Workers
 from ..experiment import Experiment, build, devices, to_device
 from ..privacy.report import Disclosure
-from ..robust import Backdoor
-from ..robust.attacks import Hostile
+from ..robust.attacks import Backdoor, Hostile
 from ..robust.faults import Faulty
 from ..runs.figure import draw_run
 from ..runs.folder import Checkpoint, RunFolder, code_hash, config_hash, passport
