@@ -30,6 +30,7 @@ from rich.console import Console
 from fedlens import config
 from fedlens.algorithms import ALGORITHMS, FedAvg, FineTuned
 from fedlens.cli import main as cli
+from fedlens.cli.format import split_words
 from fedlens.core.algorithm import Algorithm
 from fedlens.core.errors import BadInput, ClientFailed, RunFailed
 from fedlens.core.tree import Tree
@@ -927,8 +928,8 @@ def test_bugs_stay_bugs(monkeypatch):
 def test_folders_with_an_equals_sign_are_runs(tmp_path):
     """As `fedlens reproduce` names them: table1/fedavg-cifar10~rounds=20."""
     (folder := tmp_path / "fedavg~rounds=20").mkdir()
-    assert cli._split([str(folder)]) == (str(folder), [])
-    assert cli._split(["rounds=20"]) == (None, ["rounds=20"])
+    assert split_words([str(folder)]) == (str(folder), [])
+    assert split_words(["rounds=20"]) == (None, ["rounds=20"])
     for command in ("explain", "clients"):
         ended = fedlens(command, str(folder), str(folder), cwd=tmp_path)
         assert ended.code == 2 and str(folder) in ended.sentence, ended.sentence

@@ -16,7 +16,8 @@ import pytest
 
 from fedlens import config
 from fedlens.algorithms import ALGORITHMS
-from fedlens.cli.main import _print_rows, app
+from fedlens.cli.format import print_rows
+from fedlens.cli.main import app
 from fedlens.compare.board import Board, LiveBoard
 from fedlens.compare.measured import Compared
 from fedlens.compare.run import asked, compare, compare_existing, pictures
@@ -312,7 +313,7 @@ def test_names_of_methods_are_whole_in_a_narrow_terminal(capsys, monkeypatch):
     runs = [compared(name, seed, 0.5 + seed / 50, look=looks[name]) for name in names for seed in range(3)]
     for _, *tables in Comparison(runs, "global").tables():
         for table in tables:
-            _print_rows(table)
+            print_rows(table)
             shown = capsys.readouterr().out
             assert all(name in shown for name in names) and "…" not in shown
             assert max(map(len, shown.splitlines())) <= 80

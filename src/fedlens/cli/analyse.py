@@ -1,0 +1,269 @@
+"""Commands about runs that are there: diff, explain, clients, time, audit, report, ui."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .format import CLIENTS, Json, is_setting, numbers, print_rows, say_json, split_words
+
+
+def diff(a: str, b: str, json: Json = False) -> None:
+    """Whether two runs are the same to the bit: weights, client memories, metrics without timings. Exit code 0 or 1."""
+    from ..runs.diff import differences
+
+    found = list(differences(a, b))
+    if json:
+        say_json({"same": not found, "differences": found})
+    elif found:
+        print(f"{a} and {b} differ: {found[0]}" + (f" (and {len(found) - 1} more)" if len(found) > 1 else ""))
+    else:
+        print(f"{a} and {b} are the same to the bit")
+    raise typer.Exit(1 if found else 0)
+
+
+def explain(
+    words: Annotated[list[str] | None, typer.Argument(metavar="[RUN ...] [key=value ...]", show_default=False)] = None,
+    weights: Annotated[str, typer.Option(help="A safetensors file, when there is no run.")] = "",
+    clients: Annotated[str, typer.Option(help="Clients whose personal models are shown, by number or name: 0,3.")] = "",
+    rounds: Annotated[str, typer.Option("--round", help="Rounds whose models are shown, such as 50,100.")] = "",
+    methods: Annotated[str, typer.Option(help="Such as lrp,guided_backprop,grad_cam.")] = "",
+    images: Annotated[int, typer.Option(min=1, max=64)] = 6,
+    which: Annotated[str, typer.Option(help="With several runs: places in the client's test images, as 0,7.")] = "",
+    out: Annotated[str, typer.Option(help="PNG, SVG or PDF.")] = "",
+    json: Json = False,
+) -> None:
+    """Draw what models look at: a run's, or model=... with --weights FILE on data=...
+
+    Several runs are drawn side by side: their models of one client (--clients 3) by one method, on its test images.
+    """
+    from .. import config
+    from ..attribution import METHODS
+    from ..attribution.figures import ASKED, USUAL, legend
+    from ..core.errors import BadInput, nearest
+    from ..explain.run import explain_model, explain_run
+    from ..papers.fedsls.weights import explain_weights, legends
+
+    chosen = [name.strip() for name in methods.split(",") if name.strip()] or list(USUAL)
+    for name in chosen:
+        if name not in METHODS:
+            raise BadInput(f"--methods {name!r} is unknown; {nearest(name, METHODS)}")
+    place = Path(out) if out else None
+    if len(runs := [word for word in words or () if not is_setting(word) and not word.startswith("-")]) > 1:
+        from ..explain.runs import LEGEND, explain_runs
+
+        who, method = _clients(runs[0], clients) or [0], chosen if methods else ["grad_cam"]
+        if len(who) > 1 or len(method) > 1 or rounds or weights or len(runs) < len(words or ()):
+            raise BadInput("several runs are compared by one client's models and one method: --clients 0 --methods lrp")
+        at = numbers("--which", which)
+        drawn = explain_runs(runs, place, client=who[0], count=images, which=at, method=method[0])
+        say_json({"picture": str(drawn), "more": []}) if json else print(drawn, f"  {LEGEND}", sep="\n")
+        return
+    run, settings = split_words(words)
+    if which:
+        raise BadInput("--which is for several runs; name two or more")
+    if run:
+        if settings or weights:
+            raise BadInput("a run has its own model, data and weights: name a RUN, or model=, data= and --weights")
+        whose = {"clients": _clients(run, clients), "rounds": numbers("--round", rounds)}
+        drawn = explain_run(run, place, **whose, count=images, methods=chosen)
+        more = explain_weights(run, place, clients=whose["clients"], count=images)
+    else:
+        where = place or Path("explain.png")
+        drawn = explain_model(config.read(None, settings), weights, where, count=images, methods=chosen)
+        more = []
+    if json:
+        say_json({"picture": str(drawn), "more": [str(path) for path in more]})
+        return
+    said = [legend(ASKED["true" if run else "given"]), *legends(maps=len(more) > 1)]
+    for path, how_to_read in zip([drawn, *more], said, strict=False):  # a run without weights has one picture
+        print(path, f"  {how_to_read}", sep="\n")
+
+
+def _clients(run: str, text: str) -> list[int]:
+    from ..runs.folder import RunFolder
+
+    names = RunFolder.open(run).names()
+    return [names.number(part.strip()) for part in text.split(",") if part.strip()]
+
+
+def clients(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN ...", show_default=False)],
+    confusion: Annotated[str, typer.Option(metavar="CLIENT", help="Also its confusion matrix; number or name.")] = "",
+    loss: Annotated[bool, typer.Option("--loss", help="Also the training loss of rounds kept with keep=N.")] = False,
+    out: Annotated[str, typer.Option(help="The picture; others are named after it.")] = "",
+    json: Json = False,
+) -> None:
+    """What each client gets out of a run, how fair that is, and how runs differ in it; the first is the reference.
+
+    Clients are listed by their accuracy in the first run, the worst first.
+    """
+    from ..report.client_figures import accuracy_bars, confusion_matrices, loss_curves
+    from ..runs.folder import RunFolder
+    from ..runs.opened import OpenedRun, named, same_split
+    from ..runs.read import client_evaluation, fairness
+
+    paths = named(runs)
+    evaluated = {name: client_evaluation(RunFolder.open(path)) for name, path in paths.items()}
+    accuracies = {name: by for name, (_, by) in evaluated.items()}
+    fair = {name: fairness(list(by.values())) for name, by in accuracies.items()}
+    rows = [
+        {"run": name, "model": evaluated[name][0], "clients": len(accuracies[name]), **fair[name]} for name in paths
+    ]
+    place = (Path(out) if out else RunFolder(runs[0]).figures / "clients").with_suffix("")
+    names = RunFolder.open(runs[0]).names()
+    drawn = [accuracy_bars(accuracies, fair, place, names)]
+    opened = {n: OpenedRun.open(p) for n, p in paths.items()} if loss or confusion else {}
+    if confusion:
+        same_split(opened)
+        number = names.number(confusion)
+        counts = {name: run.confusion(number) for name, run in opened.items()}
+        where, classes = (
+            place.with_name(f"{place.name}-confusion-{number}"),
+            next(iter(opened.values())).images.classes,
+        )
+        drawn.append(confusion_matrices(counts, classes, where, f"{names.client(number)}, % of each class"))
+    if loss:
+        losses = {name: run.training_losses() for name, run in opened.items()}
+        drawn.append(loss_curves(losses, place.with_name(f"{place.name}-loss")))
+    if json:
+        say_json({"runs": rows, "accuracies": accuracies, "pictures": [str(path) for path in drawn]})
+        return
+    titles = {"mean": "mean, %", "std": "std, %", "worst_decile": "worst tenth, %"}
+    print_rows([{titles.get(k, k): f"{100 * v:.2f}" if k in titles else v for k, v in row.items()} for row in rows])
+    everyone = sorted({client for by in accuracies.values() for client in by})
+    reference = next(iter(accuracies.values()))
+    everyone.sort(key=lambda client: reference.get(client, math.inf))
+    print_rows(
+        [
+            {
+                "client": client,
+                **({"name": names.clients[client]} if names.clients else {}),
+                **{f"{n}, %": f"{100 * by[client]:.2f}" if client in by else "–" for n, by in accuracies.items()},
+            }
+            for client in everyone[:CLIENTS]
+        ]
+    )
+    if len(everyone) > CLIENTS:
+        print(f"and {len(everyone) - CLIENTS} more, who are better off; --json has them all")
+    print(*drawn, sep="\n")
+
+
+def time_on_devices(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN ... [devices.KEY=VALUE ...]", show_default=False)],
+    devices: Annotated[str, typer.Option(help="phone, hospital or iot.")] = "phone",
+    targets: Annotated[str, typer.Option(help="Accuracies to reach, such as 0.8,0.9.")] = "",
+    json: Json = False,
+) -> None:
+    """How long runs would have taken on such devices, and until which accuracy; what their slowest clients did."""
+    from .. import config
+    from ..core.errors import BadInput
+    from ..devices.clock import Seconds, time_to
+    from ..runs.folder import RunFolder
+    from ..runs.opened import named
+    from ..runs.read import curve
+    from ..simulate.timing import timing
+
+    words = [word for word in runs if is_setting(word)]
+    if others := [word for word in words if not word.startswith("devices.")]:
+        raise BadInput(f"{others[0]} is no setting of devices; they look like devices.up=5")
+    profile = config.read(None, [f"devices={devices}", *words]).devices
+    if profile is None:
+        raise BadInput("--devices names no devices; there are phone, hospital and iot")
+    try:
+        wanted = [float(part) for part in targets.split(",") if part]
+    except ValueError:
+        raise BadInput(f"--targets is {targets!r}, but it should be accuracies such as 0.8,0.9") from None
+    rows = []
+    for name, path in named([word for word in runs if not is_setting(word)]).items():
+        found = timing(path, profile)
+        evaluations = [*zip(*curve(RunFolder.open(path)), strict=True)]
+        reached = {f"seconds to {target:g}": time_to(evaluations, target, found.rounds) for target in wanted}
+        parts = {part: sum(getattr(each, part) for each in found.slowest.values()) for part in Seconds._fields}
+        rows.append(
+            {"run": name, "rounds": len(found.rounds), "seconds": sum(found.rounds.values()), **parts, **reached}
+        )
+    say_json({"devices": config.plain(profile), "runs": rows}) if json else print_rows(rows)
+
+
+def audit(
+    run: Annotated[str, typer.Argument(help="The folder of a run with transcript=MiB.")],
+    attacks: Annotated[str, typer.Option(help="Such as loss,lira,gradients,labels; without it all that apply.")] = "",
+    fpr: Annotated[str, typer.Option(help="Rates of false alarms, such as 0.01,0.001.")] = "",
+    candidates: Annotated[int, typer.Option(min=10, help="Members that are asked about, and as many others.")] = 500,
+    seeds: Annotated[int, typer.Option(min=1, help="Repeats of attacks that train something.")] = 2,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    json: Json = False,
+) -> None:
+    """Attack what the server received in a run: who was trained on, which images, which labels."""
+    from ..audit.attack import LEGEND
+    from ..audit.run import audit
+    from ..core.errors import BadInput
+    from ..engines.process import threads
+
+    try:
+        rates = [float(part) for part in fpr.split(",") if part]
+    except ValueError:
+        raise BadInput(f"--fpr is {fpr!r}, but it should be rates such as 0.01,0.001") from None
+    names = [part.strip() for part in attacks.split(",") if part.strip()]
+    out = sys.stderr if json else sys.stdout
+    with threads(1):
+        found = audit(
+            run,
+            names,
+            fprs=rates,
+            candidates=candidates,
+            seeds=seeds,
+            device=device,
+            say=lambda text: print(text, file=out, flush=True),
+        )
+    if json:
+        say_json(found.plain())
+        return
+    rows = [
+        {"attack": v.attack, "measure": measure, **dict(zip(LEGEND, v.beside(measure), strict=True))}
+        for v in found.verdicts
+        for measure in v.found
+    ]
+    print_rows(rows)
+    for name, meaning in LEGEND.items():
+        print(f"{name}: {meaning}.")
+    for name, why in found.skipped.items():
+        print(f"{name} was not tried: {why}")
+    print(f"{found.run}/audit.md, pictures in {found.run}/figures; {found.seconds:.1f} s")
+
+
+def report(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN ...", show_default=False, help="Runs, or folders of them.")],
+    out: Annotated[str, typer.Option(help="The HTML file; without it report.html beside the runs.")] = "",
+    latency: Annotated[bool, typer.Option("--latency", help="Time SPATL's sub-models on this machine, too.")] = False,
+    json: Json = False,
+) -> None:
+    """One HTML file about runs that needs nothing else: the answer in words, curves, tables, clients, bytes, audits."""
+    from ..report.page import write
+
+    place = Path(out) if out else (Path(runs[0]) if len(runs) == 1 else Path()) / "report.html"
+    written = write([Path(run) for run in runs], place, latency)
+    say_json({"report": str(written), "bytes": written.stat().st_size}) if json else print(written)
+
+
+def ui(
+    folder: Annotated[str, typer.Argument(help="Where runs are, or one of them.")] = "runs",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8765,
+    host: Annotated[str, typer.Option(help="Another address lets others in, and needs --token.")] = "127.0.0.1",
+    token: Annotated[
+        str, typer.Option(envvar="FEDLENS_UI_TOKEN", help="A word of 16 letters or more that visitors must know.")
+    ] = "",
+) -> None:
+    """A live page over a folder of runs: curves as they grow, comparisons, clients, reports; it can stop a run."""
+    from ..ui.server import LiveServer
+
+    with LiveServer(folder, host, port, token) as server:
+        print(f"{server.address}  (Ctrl-C ends it)", flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            server.serve_forever()

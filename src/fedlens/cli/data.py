@@ -1,0 +1,73 @@
+"""`fedlens data`: data sets and splits."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from .format import CLIENTS, Json, Words, print_rows, say_json, split_words
+
+data = typer.Typer(no_args_is_help=True, help="Data sets and splits.", rich_markup_mode=None)
+
+
+@data.command("list")
+def data_list(json: Json = False) -> None:
+    """Every data set and where it was found, and every partition."""
+    from ..data.show import list_rows
+
+    rows = list_rows()
+    if json:
+        say_json(rows)
+        return
+    for kind, columns in {"data": ("name", "state", "about"), "partition": ("name", "about", "options")}.items():
+        print_rows([{name: row[name] for name in columns} for row in rows if row["kind"] == kind])
+    print("`fedlens data get NAME` says what to fetch and where to put it")
+
+
+@data.command("get")
+def data_get(name: str, json: Json = False) -> None:
+    """Fetch and decode a data set into the cache."""
+    from ..data.show import get
+
+    row = get(name)
+    say_json(row) if json else print_rows([row])
+
+
+@data.command("check")
+def data_check(
+    names: Annotated[list[str] | None, typer.Argument(show_default=False)] = None, json: Json = False
+) -> None:
+    """Verify checksums of what is here; exit code 1 when something is damaged."""
+    from ..data.show import check_rows
+
+    rows = check_rows(names or ())
+    say_json(rows) if json else print_rows(rows)
+    raise typer.Exit(1 if any(row["state"] == "damaged" for row in rows) else 0)
+
+
+@data.command("show")
+def data_show(
+    words: Words = None, out: Annotated[str, typer.Option(help="The picture.")] = "split.png", json: Json = False
+) -> None:
+    """Draw a split: data=cifar10 partition.alpha=0.1 clients=100 ..."""
+    from dataclasses import asdict
+
+    from .. import config
+    from ..data import Names, skew
+    from ..data.show import draw_split
+
+    experiment = config.read(*split_words(words))
+    images = experiment.data.load()
+    _, split = experiment.federation(images)
+    pictures = [str(path) for path in draw_split(images, split, out)]
+    names = asdict(Names.of(images, split))
+    row = {"hash": split.hash, "notes": list(split.notes), "skew": asdict(skew(split, images)), "pictures": pictures}
+    if json:
+        say_json({**row, "names": names})
+        return
+    for note in split.notes:
+        print(f"note: {note}")
+    if named := [f"{number} {name}" for number, name in enumerate(names["clients"])]:
+        print(f"clients: {', '.join(named[:CLIENTS])}" + (", ..." if len(named) > CLIENTS else ""))
+    print(f"{pictures[0]}  (split {split.hash[:16]})")
