@@ -80,8 +80,8 @@ def test_copies_that_trained_look_elsewhere(tmp_path):
 
 def test_every_picture_says_how_to_read_it_and_so_does_the_command(finished, monkeypatch):
     said = []
-    for module in ("explain_weights", "report.saliency"):
-        monkeypatch.setattr(f"fedlens.{module}.caption", lambda figure, text: said.append(text))
+    for module in ("weights", "saliency"):
+        monkeypatch.setattr(f"fedlens.papers.fedsls.{module}.caption", lambda figure, text: said.append(text))
     explain_weights(finished, count=1)
     assert sorted(said) == sorted(legends(maps=True)) and "1 the same, 0 unrelated" in legends(maps=True)[0]
     shown = CliRunner().invoke(app, ["explain", str(finished), "--images", "1", "--methods", "gradient"]).output

@@ -47,7 +47,7 @@ def explain(
     from ..attribution.figures import ASKED, USUAL, legend
     from ..core.errors import BadInput, nearest
     from ..explain.run import explain_model, explain_run
-    from ..papers.fedsls.weights import explain_weights, legends
+    from ..papers.explain import own_figures
 
     chosen = [name.strip() for name in methods.split(",") if name.strip()] or list(USUAL)
     for name in chosen:
@@ -72,16 +72,15 @@ def explain(
             raise BadInput("a run has its own model, data and weights: name a RUN, or model=, data= and --weights")
         whose = {"clients": _clients(run, clients), "rounds": numbers("--round", rounds)}
         drawn = explain_run(run, place, **whose, count=images, methods=chosen)
-        more = explain_weights(run, place, clients=whose["clients"], count=images)
+        more = own_figures(run, place, whose["clients"], images)
     else:
         where = place or Path("explain.png")
         drawn = explain_model(config.read(None, settings), weights, where, count=images, methods=chosen)
         more = []
     if json:
-        say_json({"picture": str(drawn), "more": [str(path) for path in more]})
+        say_json({"picture": str(drawn), "more": [str(path) for path, _ in more]})
         return
-    said = [legend(ASKED["true" if run else "given"]), *legends(maps=len(more) > 1)]
-    for path, how_to_read in zip([drawn, *more], said, strict=False):  # a run without weights has one picture
+    for path, how_to_read in [(drawn, legend(ASKED["true" if run else "given"])), *more]:
         print(path, f"  {how_to_read}", sep="\n")
 
 
@@ -241,7 +240,7 @@ def audit(
 def report(
     runs: Annotated[list[str], typer.Argument(metavar="RUN ...", show_default=False, help="Runs, or folders of them.")],
     out: Annotated[str, typer.Option(help="The HTML file; without it report.html beside the runs.")] = "",
-    latency: Annotated[bool, typer.Option("--latency", help="Time SPATL's sub-models on this machine, too.")] = False,
+    latency: Annotated[bool, typer.Option("--latency", help="Time selected sub-models on this machine, too.")] = False,
     json: Json = False,
 ) -> None:
     """One HTML file about runs that needs nothing else: the answer in words, curves, tables, clients, bytes, audits."""

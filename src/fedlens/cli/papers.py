@@ -22,7 +22,7 @@ def reproduce(
     words: Annotated[
         list[str] | None, typer.Argument(metavar="[PAPER/WHAT] [key=value ...]", show_default=False)
     ] = None,
-    rows: Annotated[list[str] | None, typer.Option(help="Such as fedavg,fedsls; without it all.")] = None,
+    rows: Annotated[list[str] | None, typer.Option(help="Such as fedavg,uniform; without it all.")] = None,
     columns: Annotated[
         list[str] | None, typer.Option(help="Such as cifar10 or cifar10/0.05,cifar10/0.1; without it all.")
     ] = None,

@@ -103,10 +103,10 @@ def _privacy_lines(file: Path) -> Iterator[str]:
 
 
 def describe(
-    algorithm: Annotated[str, typer.Argument(help="A method's name, such as scaffold.")],
+    algorithm: Annotated[str, typer.Argument(help="A method's name, such as fedavg.")],
     words: Annotated[list[str] | None, typer.Argument(metavar="[key=value ...]", show_default=False)] = None,
     model: Annotated[
-        str, typer.Option(help="The model its messages are about; without one cnn, for pse pse_net.")
+        str, typer.Option(help="The model its messages are about; without one the method's usual one.")
     ] = "",
     classes: Annotated[int, typer.Option(min=1)] = 10,
     channels: Annotated[int, typer.Option(min=1)] = 3,
