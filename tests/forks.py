@@ -116,6 +116,37 @@ def prepared(order: dict) -> None:
     sys.path[0] = order["cwd"]
 
 
+def forked_workers() -> None:
+    """Worker processes that need not import torch again; tests of the engine itself start whole ones."""
+    import threading
+
+    from fedlens.engines import worker, workers
+
+    class Forked(subprocess.Popen):
+        def __init__(self, command, pass_fds, **_):
+            self.args, self.returncode, self._child_created = command, None, True
+            self.stdin = self.stdout = self.stderr = None
+            self._waitpid_lock, self._sigint_wait_secs = threading.Lock(), 0.25
+            if not (child := os.fork()):
+                os.setpgid(0, 0)
+                (pipe,) = pass_fds
+                os.closerange(3, pipe)  # the others' pipes have to end with the others
+                os.closerange(pipe + 1, 4096)
+                sys.argv = command[2:]
+                with contextlib.suppress(BaseException):
+                    worker.main()
+                os._exit(0)
+            self.pid = child
+
+    class Processes:
+        Popen = Forked
+
+        def __getattr__(self, name):
+            return getattr(subprocess, name)
+
+    workers.subprocess = Processes()
+
+
 def one_step_a_client() -> None:
     from dataclasses import replace
 
@@ -138,6 +169,7 @@ def carried_out(order: dict) -> int:
 
     code: object = 0
     try:
+        forked_workers()
         if order["few"]:
             one_step_a_client()
         sys.argv = [order["program"] or "fedlens", *order["words"]]

@@ -925,11 +925,11 @@ def test_bugs_stay_bugs(monkeypatch):
         cli._guarded()
 
 
-def test_folders_with_an_equals_sign_are_runs(tmp_path):
+def test_folders_with_an_equals_sign_are_runs(nursery, tmp_path):
     """As `fedlens reproduce` names them: table1/fedavg-cifar10~rounds=20."""
     (folder := tmp_path / "fedavg~rounds=20").mkdir()
     assert split_words([str(folder)]) == (str(folder), [])
     assert split_words(["rounds=20"]) == (None, ["rounds=20"])
     for command in ("explain", "clients"):
-        ended = fedlens(command, str(folder), str(folder), cwd=tmp_path)
+        ended = nursery(command, str(folder), str(folder), cwd=tmp_path)
         assert ended.code == 2 and str(folder) in ended.sentence, ended.sentence
