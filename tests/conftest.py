@@ -8,6 +8,8 @@ import torch
 
 from forks import Nursery
 
+pytest.register_assert_rewrite("baselines", "personal", "small", "terms", "textbook", "traces")
+
 
 def pytest_collection_modifyitems(items):
     """Folders and files that need more than Python have a marker, so that one can leave them out."""

@@ -23,8 +23,8 @@ from fedlens.engines.sequential import Sequential
 from fedlens.runs import read
 from recipes import CASES
 from small import federation, network, same
-from test_algorithms_by_hand import TOLERANCE, TWO_OF_THREE, World, fedprox
 from test_reductions import gap
+from textbook import TOLERANCE, TWO_OF_THREE, World, fedprox
 from traces import trace
 
 
@@ -135,7 +135,12 @@ def fine_tuned_models_are_the_headline():
 MUTANTS = {
     "the next round's job": (run.job_of, "server.round, turn.at", "server.round + 1, turn.at", a_run_is_the_same_again),
     "memories since ever": (run.job_of, "turn.since", "0", memories_of_another_run_do_not_count),
-    "one key for all rounds": (run.opened, '"server", server.round', '"server", 0', server_randomness_is_the_rounds),
+    "one key for all rounds": (
+        run.open_round,
+        '"server", server.round',
+        '"server", 0',
+        server_randomness_is_the_rounds,
+    ),
     "the last reply counts": (replies.accepted, "waiting.discard(reply.client)", "pass", who_answers_twice_counts_once),
     "in order of arrival": (
         replies.ask,

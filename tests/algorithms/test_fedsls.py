@@ -38,7 +38,7 @@ from fedlens.engines.sequential import Sequential
 from fedlens.experiment import Experiment
 from fedlens.models import MODELS
 from small import Net, federation, jitter
-from test_algorithms_by_hand import TWO_OF_THREE, assert_same, far, filled, flat, statistics, total, vector
+from textbook import TWO_OF_THREE, assert_same, far, filled, flat, statistics, total, vector
 
 SEED, BATCH, RATE, FADE, WEIGHT_DECAY, MOMENTUM = 5, 4, 0.1, 0.9, 1e-3, 0.9
 SIZES = (13, 4, 9)

@@ -23,7 +23,7 @@ from fedlens.core.run import run
 from fedlens.core.tree import Tree, mean
 from fedlens.engines.sequential import Sequential
 from small import Net, federation, network, same
-from test_algorithms_by_hand import (
+from textbook import (
     EVERYONE,
     NEVER_THE_LAST,
     RATE,

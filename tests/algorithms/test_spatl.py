@@ -35,7 +35,7 @@ from fedlens.selection.pruning import listed, unpacked
 from fedlens.selection.search import Found
 from fedlens.simulate import run as simulate
 from small import Net, federation, same
-from test_algorithms_by_hand import EVERYONE, NEVER_THE_LAST, SEED, TWO_OF_THREE, World
+from textbook import EVERYONE, NEVER_THE_LAST, SEED, TWO_OF_THREE, World
 
 OFFICIAL = SPATL(**SPATL.presets["official"])
 LARGE = (80, 45, 66)  # enough images that a twentieth of them are of several classes

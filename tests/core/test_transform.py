@@ -21,7 +21,7 @@ from fedlens.core.rng import generator, key
 from fedlens.core.transform import TRANSFORMS, Clip, GaussianNoise, Quantise, TopK, Transform
 from fedlens.core.tree import Tree
 from small import same
-from test_algorithms_by_hand import (
+from textbook import (
     NEVER_THE_LAST,
     SIZES,
     TOLERANCE,

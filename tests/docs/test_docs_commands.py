@@ -84,9 +84,11 @@ def started(words: list[str]) -> None:
         patch.setattr(start, "call", lambda *command, **options: called.append(command))
         start.main()
     assert called
-    for file in (word for word in words if word.startswith("tests/")):
-        assert "slow" not in words or "mark.slow" in (ROOT / file).read_text(), f"{file} has no slow test"
-        assert "def test_" in (ROOT / file).read_text()
+    for place in (word for word in words if word.startswith("tests/")):
+        files = [ROOT / place] if place.endswith(".py") else [*(ROOT / place).glob("test_*.py")]
+        text = "".join(file.read_text() for file in files)
+        assert "slow" not in words or "mark.slow" in text, f"{place} has no slow test"
+        assert "def test_" in text
 
 
 def measurable(words: list[str]) -> None:

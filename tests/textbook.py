@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pytest
@@ -17,16 +17,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from fedlens.algorithms import FedAvg, FedAvgM, FedDyn, FedNova, FedProx, FedSAM, FineTuned, Local, Scaffold
 from fedlens.core.algorithm import Server, Stage
-from fedlens.core.batches import Dataset, Federation, identity, plan
-from fedlens.core.cohort import Cohort, Everyone
+from fedlens.core.batches import identity, plan
+from fedlens.core.cohort import Cohort
 from fedlens.core.engine import Job, Reply
-from fedlens.core.errors import BadInput
-from fedlens.core.network import Buffers, Network
-from fedlens.core.objective import by_batches, by_examples, uniformly, weighted
+from fedlens.core.network import Buffers
+from fedlens.core.objective import by_batches, by_examples, uniformly
 from fedlens.core.optimizer import Exponential, Sgd
-from fedlens.core.rng import generator, key, seeded
+from fedlens.core.rng import key, seeded
 from fedlens.core.run import run
 from fedlens.core.tree import Tree
 from fedlens.engines.sequential import Sequential
@@ -34,10 +32,19 @@ from small import Net, federation, network
 
 TOLERANCE = 1e-12  # absolute, on weights of size one in double precision: rounding of three rounds stays near 1e-15
 
+
 SEED, BATCH, RATE, FADE, WEIGHT_DECAY = 5, 4, 0.1, 0.9, 1e-3  # FADE: of the rate, per round
+
+
 SIZES = (13, 4, 9)  # 4, 1 and 3 batches an epoch; the last rows of 13 and 9 wrap round
+
+
 EVERYONE = ((0, 1, 2), (0, 1, 2), (0, 1, 2))
+
+
 TWO_OF_THREE = ((0, 1), (1, 2), (0, 2))
+
+
 NEVER_THE_LAST = ((0, 1), (1,), (0, 1))
 
 
@@ -453,35 +460,6 @@ def fine_tuned(world: World, base: dict[str, Tensor], epochs: int, part: str) ->
     return found
 
 
-# ---- tests -----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("steps", [None, 5, 9], ids=["epochs", "5 steps", "9 steps"])
-@pytest.mark.parametrize(("momentum", "weight_decay"), [(0.0, 0.0), (0.9, 1e-3)])
-def test_one_client_is_plain_pytorch(momentum, weight_decay, steps):
-    data, rounds = federation((13,), identity), 3
-    optimizer = Sgd(0.1, momentum=momentum, weight_decay=weight_decay, schedule=Exponential(0.9))
-    stage = Stage(None, rounds, Everyone(), optimizer, epochs=2, steps=steps, size=4)
-    server = run(FedAvg(), network(), Sequential(network(), data), stage, seed=SEED)
-
-    with seeded(7):
-        model = Net().double()
-    for round in range(rounds):
-        descent = torch.optim.SGD(model.parameters(), 0.1 * 0.9**round, momentum=momentum, weight_decay=weight_decay)
-        rows, weights, _ = plan(13, 4, key(SEED, "batches", round, 0), epochs=2, steps=steps)
-        assert len(rows) == (8 if steps is None else steps)
-        for row, weight in zip(rows, weights, strict=True):
-            descent.zero_grad()
-            losses = F.cross_entropy(model(data.data.x[row]), data.data.y[row], reduction="none")
-            ((losses * weight).sum() / weight.sum()).backward()
-            descent.step()
-
-    weights = {**server.state.model.params, **server.state.model.buffers}
-    trained = {name: value for name, value in model.state_dict().items() if value.is_floating_point()}
-    assert weights.keys() == trained.keys()
-    assert any(name.endswith("running_var") for name in trained)
-    for name, value in trained.items():
-        assert (weights[name] - value).abs().max() <= TOLERANCE, name
-
-
 WORLDS = {
     "everyone": World(),
     "two of three": World(TWO_OF_THREE),
@@ -489,246 +467,9 @@ WORLDS = {
     "steps": World(TWO_OF_THREE, steps=5),
     "one never comes": World(NEVER_THE_LAST),
 }
+
+
 worlds = pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS.keys())
+
+
 server_lrs = pytest.mark.parametrize("server_lr", [1.0, 0.5])
-
-
-@server_lrs
-@worlds
-def test_fedavg(world, server_lr):
-    assert_same(world.run(FedAvg(server_lr=server_lr)).values, fedavg(world, server_lr))
-
-
-@pytest.mark.parametrize("weighting", [by_examples, uniformly, by_batches])
-def test_fedavg_with_other_weights(weighting):
-    world = World(TWO_OF_THREE, weighting=weighting)
-    outcome = world.run(FedAvg())
-    assert_same(outcome.values, fedavg(world))
-    for cohort, replies in zip(world.cohorts, outcome.replies, strict=True):
-        sent = {reply.client: float(reply.upload.weight) for reply in replies}
-        assert {k: weight / sum(sent.values()) for k, weight in sent.items()} == pytest.approx(world.shares(cohort))
-
-
-@server_lrs
-@worlds
-def test_fedprox(world, server_lr):
-    assert_same(world.run(FedProx(mu=0.3, server_lr=server_lr)).values, fedprox(world, 0.3, server_lr))
-
-
-@server_lrs
-@pytest.mark.parametrize(
-    ("beta", "dampening", "nesterov"),
-    [(0.9, 0.0, False), (0.7, 0.3, False), (0.9, 0.1, False), (0.9, 0.0, True), (0.7, 0.3, True)],
-)
-def test_fedavgm(beta, dampening, nesterov, server_lr):
-    world, recipe = World(TWO_OF_THREE), FedAvgM(beta, dampening, nesterov, server_lr=server_lr)
-    found = world.run(recipe).values
-    assert_same(found, fedavgm(world, beta, dampening, nesterov, server_lr))
-    if not dampening:  # torch does not dampen the first step
-        assert_same(found, fedavgm_by_torch(world, beta, nesterov, server_lr))
-
-
-@server_lrs
-@worlds
-def test_fednova(world, server_lr):
-    assert_same(world.run(FedNova(server_lr=server_lr)).values, fednova(world, server_lr))
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_fednova_sends_what_one_step_moved(momentum):
-    world = World(EVERYONE[:1], momentum=momentum)
-    theta, running = world.start()
-    for reply in world.run(FedNova()).replies[0]:
-        local = local_training(world, theta, running, 0, reply.client)
-        a = effective_steps(world, local.steps)
-        assert float(reply.upload.reach) == pytest.approx(a, rel=1e-14)
-        sent = flat("delta", reply.upload.delta, world.model())
-        assert_same(sent, {"delta": (local.theta - theta) / a, "delta statistics": local.statistics - running})
-
-
-@server_lrs
-@worlds
-def test_scaffold(world, server_lr):
-    assert_same(world.run(Scaffold(server_lr=server_lr)).values, scaffold(world, server_lr))
-
-
-@worlds
-def test_scaffold_with_clipped_gradients(world):
-    found = world.run(Scaffold(clip=0.5)).values
-    assert_same(found, scaffold(world, clip=0.5))
-    assert not torch.equal(found["model"], scaffold(world)["model"])
-
-
-def test_first_control_of_a_single_full_batch_step_is_the_gradient():
-    world = replace(World(EVERYONE[:1], momentum=0.0, steps=1), batch=13)
-    found = world.run(Scaffold()).values
-    for k in range(3):
-        model = world.model().train()
-        loss(model, *world.batches(0, k)[0]).backward()
-        gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
-        decayed = gradient + WEIGHT_DECAY * vector(world.model())
-        assert (found[f"control of {k}"] - decayed).abs().max() <= TOLERANCE
-
-
-@pytest.mark.parametrize("clip", [None, 0.5], ids=["unclipped", "clipped"])
-@worlds
-def test_feddyn(world, clip):
-    assert_same(world.run(FedDyn(alpha=0.1, clip=clip)).values, feddyn(world, 0.1, clip))
-
-
-@worlds
-def test_feddyn_equals_its_other_form(world):
-    assert_same(world.run(FedDyn(alpha=0.1, clip=None)).values, feddyn_by_displacement(world, 0.1))
-
-
-def test_feddyn_judges_the_mean_of_models_before_the_shift():
-    server = World().run(FedDyn(alpha=0.1)).server
-    judged = FedDyn(alpha=0.1).global_model(server.state)
-    shift = server.state.model.params - judged.params
-    assert max(leaf.abs().max() for leaf in (shift + server.state.dual / 0.1).leaves()) <= TOLERANCE
-    assert max(leaf.abs().max() for leaf in shift.leaves()) > 1e-3
-
-
-def test_feddyn_has_no_server_lr():
-    with pytest.raises(BadInput, match="server_lr"):
-        FedDyn(server_lr=0.5)
-
-
-@server_lrs
-@worlds
-def test_fedsam(world, server_lr):
-    assert_same(world.run(FedSAM(rho=0.2, server_lr=server_lr)).values, fedsam(world, 0.2, server_lr))
-
-
-def test_fedsam_rests_where_the_gradient_is_zero():
-    world = World(EVERYONE[:1])
-    stage = replace(world.stage(), objective=flat_land, optimizer=Sgd(RATE, momentum=0.9))
-    net = network()
-    server = run(FedSAM(rho=0.2), net, Sequential(net, federation(SIZES, identity)), stage, seed=SEED)
-    found = flat("model", server.state.model, world.model())
-    assert torch.equal(found["model"], world.start()[0])
-    assert found["model statistics"].isfinite().all()
-
-
-def flat_land(client, weights, batch, out):
-    return 0 * out.logits.sum()
-
-
-@worlds
-def test_local(world):
-    outcome = world.run(Local())
-    assert_same(outcome.values, local_only(world))
-    assert not any(reply.upload for replies in outcome.replies for reply in replies)
-
-
-@pytest.mark.parametrize("part", ["all", "head"])
-@pytest.mark.parametrize("world", [World(TWO_OF_THREE), World(NEVER_THE_LAST, momentum=0.0, steps=5)])
-def test_fine_tuned_fedavg(world, part):
-    found = world.run(FineTuned(FedAvg(), epochs=3, part=part)).values
-    assert_same(found, fine_tuned(world, fedavg(world), 3, part))
-
-
-@pytest.mark.parametrize("part", ["all", "head"])
-def test_fine_tuning_fedprox_is_plain_training(part):
-    """Nothing holds the last stage back to where it began."""
-    world = World(TWO_OF_THREE)
-    found = world.run(FineTuned(FedProx(mu=0.3), epochs=2, part=part)).values
-    assert_same(found, fine_tuned(world, fedprox(world, 0.3), 2, part))
-
-
-@pytest.mark.parametrize("part", ["all", "head"])
-def test_fine_tuning_scaffold_is_plain_training(part):
-    """No control variates in the last stage, and those that clients hold stay as they are."""
-    world = World(TWO_OF_THREE)
-    found = world.run(FineTuned(Scaffold(), epochs=2, part=part)).values
-    assert_same(found, fine_tuned(world, scaffold(world), 2, part))
-
-
-def test_tuning_the_head_leaves_the_body_bit_for_bit():
-    outcome = World().run(FineTuned(FedAvg(), epochs=2, part="head"))
-    server, engine = outcome.server, outcome.engine
-    for k in range(3):
-        tuned = engine.memories.get(k).tuned
-        for name, value in server.state.model.buffers.items():
-            assert torch.equal(tuned.buffers[name], value)
-        for name, value in server.state.model.params.items():
-            assert torch.equal(tuned.params[name], value) != name.startswith("head."), name
-
-
-# ---- a problem with a known answer -----------------------------------------------------------------------------------
-class Line(nn.Module):
-    """Linear regression."""
-
-    def __init__(self):
-        super().__init__()
-        self.features, self.head = nn.Identity(), nn.Linear(3, 1, bias=False)
-
-    def forward(self, x):
-        return self.head(self.features(x))
-
-
-def half_square(client, weights, batch, out):
-    return weighted((out.logits[:, 0] - batch.y) ** 2 / 2, batch)
-
-
-@dataclass(frozen=True)
-class Regression:
-    """f_k(w) = |X_k w - y_k|^2 / 2 n_k on clients that disagree; quadratic, so that every optimum is a linear solve."""
-
-    sizes: tuple[int, ...] = (5, 8, 12)
-    rate: float = 0.4
-    steps: int = 10
-    rounds: int = 60
-
-    def data(self) -> Federation:
-        draw, n = generator(11), sum(self.sizes)
-        x = torch.randn(n, 3, generator=draw, dtype=torch.float64)
-        owner = torch.repeat_interleave(torch.arange(len(self.sizes)), torch.tensor(self.sizes))
-        y = (x * torch.randn(len(self.sizes), 3, generator=draw, dtype=torch.float64)[owner]).sum(1)
-        train = {k: (owner == k).nonzero()[:, 0] for k in range(len(self.sizes))}
-        return Federation(Dataset(x, y), train, train)
-
-    def quadratics(self) -> list[tuple[Tensor, Tensor]]:
-        """(A_k, b_k) of the gradients A_k w - b_k."""
-        data = self.data()
-        pairs = [(data.data.x[index], data.data.y[index]) for index in data.train.values()]
-        return [(x.T @ x / len(x), x.T @ y / len(x)) for x, y in pairs]
-
-    def optimum(self, shares: list[float]) -> Tensor:
-        A = total(share * A for share, (A, _) in zip(shares, self.quadratics(), strict=True))
-        b = total(share * b for share, (_, b) in zip(shares, self.quadratics(), strict=True))
-        return torch.linalg.solve(A, b)
-
-    def by_package(self, recipe: Any) -> Tensor:
-        """Every batch is the whole client: shorter ones wrap round with weight zero."""
-        with seeded(7):
-            net = Network(Line(), "fp64")
-        stage = Stage(None, self.rounds, Everyone(), Sgd(self.rate), steps=self.steps, size=12, objective=half_square)
-        server = run(recipe, net, Sequential(net, self.data()), stage, seed=SEED)
-        return recipe.global_model(server.state).params["head.weight"][0]
-
-    def by_displacement(self, alpha: float) -> Tensor:
-        """FedDyn's q-form with exact local minima."""
-        theta = averaged = torch.zeros(3).double()
-        q = [torch.zeros(3).double() for _ in self.sizes]
-        for _ in range(self.rounds):
-            local = [
-                torch.linalg.solve(A + alpha * torch.eye(3), b - alpha * (q_k - theta))
-                for (A, b), q_k in zip(self.quadratics(), q, strict=True)
-            ]
-            q = [q_k + w - theta for q_k, w in zip(q, local, strict=True)]
-            averaged = torch.stack(local).mean(0)
-            theta = averaged + torch.stack(q).mean(0)
-        return averaged
-
-
-def test_methods_without_drift_reach_the_uniform_optimum():
-    problem, alpha = Regression(), 1.0
-    uniform, by_size = problem.optimum([1 / 3] * 3), problem.optimum([n / 25 for n in problem.sizes])
-    assert (uniform - by_size).norm() > 0.1  # else the test could not tell them apart
-    assert (problem.by_displacement(alpha) - uniform).norm() < 1e-12
-    assert (problem.by_package(FedDyn(alpha=alpha, clip=None)) - uniform).norm() < 1e-12
-    assert (problem.by_package(Scaffold()) - uniform).norm() < 1e-6
-    drifted = problem.by_package(FedAvg())
-    assert (drifted - uniform).norm() > 0.1
-    assert (drifted - by_size).norm() > 0.1
