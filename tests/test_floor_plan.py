@@ -32,8 +32,6 @@ PENDING: set[str] = {
     "class Found in data.images and selection.search",
     "config has more than 450 lines",
     "cycle of config, experiment",
-    "cycle of data.cache, data.images",
-    "data.show imports plots.style",
     "experiment imports config",
     "flower.launch names fedsls",
     "flower.launch names fedxds",

@@ -9,8 +9,9 @@ import pytest
 from fedlens.core.errors import BadInput
 from fedlens.data import federate
 from fedlens.data.partition.base import ByUser
-from fedlens.data.partition.external import FlBench, Flwr, Pfllib
+from fedlens.data.partition.external import FlBench, Flwr
 from fedlens.data.sources.folders import Npz
+from fedlens.data.sources.pfllib import Pfllib
 
 RANDOM = np.random.default_rng(0)
 

@@ -12,11 +12,22 @@ from fedlens.core.errors import BadInput
 from fedlens.core.rng import numpy_generator
 from fedlens.data.partition.base import Domains
 from fedlens.data.partition.label_skew import Shards
-from fedlens.data.sources.backgrounds import find_photographs, patches
 from fedlens.data.sources.folders import Npz
-from fedlens.data.sources.modalities import Modalities
+from fedlens.data.sources.modalities import (
+    VIEWS,
+    Colour,
+    Edge,
+    Gray,
+    Modalities,
+    Noisy,
+    Rotated,
+    View,
+    canny,
+    find_photographs,
+    grey,
+    patches,
+)
 from fedlens.data.sources.small import FashionMnist, Mnist5k
-from fedlens.data.sources.views import VIEWS, Colour, Edge, Gray, Noisy, Rotated, View, canny, grey
 
 RANDOM = np.random.default_rng(0)
 REAL = os.environ.get("FEDLENS_DATA", "")

@@ -8,9 +8,10 @@ from fedlens.core.errors import BadInput
 from fedlens.data import DATASETS, PARTITIONS
 from fedlens.data.partition.base import Domains, Iid
 from fedlens.data.partition.label_skew import Dirichlet, Shards
-from fedlens.data.show import check_rows, draw_split, get, list_rows, options
+from fedlens.data.show import check_rows, get, list_rows, options
 from fedlens.data.sources.modalities import Modalities
 from fedlens.data.sources.small import Mnist5k
+from fedlens.report.split_figure import draw_split
 
 
 def test_a_row_for_every_data_set_and_partition(monkeypatch, tmp_path):

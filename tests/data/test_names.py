@@ -321,7 +321,7 @@ def test_commands_take_names_and_numbers(finished, sites, tmp_path, monkeypatch)
         "explain", finished.path, "--clients", "north, 1", "--methods", "gradient", "--out", tmp_path / "e.png"
     )
     assert (tmp_path / "e.png").exists() and "e.png" in drawn
-    monkeypatch.setattr("fedlens.data.show.draw_split", lambda images, split, path: [path])
+    monkeypatch.setattr("fedlens.report.split_figure.draw_split", lambda images, split, path: [path])
     words = ["data", "show", "data=clients_folder", f"data.path={sites}", "--out", tmp_path / "s.png"]
     assert "clients: 0 St Anna, 1 University Hospital East, 2 University Hospital West, 3 north\n" in said(*words)
     assert json.loads(said(*words, "--json"))["names"] == {"clients": list(SITES), "classes": list(KINDS)}

@@ -55,7 +55,7 @@ def data_show(
 
     from .. import config
     from ..data import Names, skew
-    from ..data.show import draw_split
+    from ..report.split_figure import draw_split
 
     experiment = config.read(*split_words(words))
     images = experiment.data.load()

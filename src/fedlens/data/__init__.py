@@ -2,15 +2,17 @@
 
 from .client_names import Names
 from .federation import federate
-from .images import DataSource, Images
+from .images import Images
 from .partition.base import ByUser, Domains, File, Iid, Partition, Quantity
-from .partition.external import FlBench, Flwr, Pfllib
+from .partition.external import FlBench, Flwr
 from .partition.label_skew import Dirichlet, Shards
 from .prepare import Prepare
+from .source import DataSource
 from .sources.femnist import Femnist
 from .sources.folders import ClientsFolder, Folder, Npz
 from .sources.hub import Hub
 from .sources.modalities import Modalities
+from .sources.pfllib import Pfllib
 from .sources.photos import Celeba, Cinic10, TinyImagenet
 from .sources.small import Cifar10, Cifar100, FashionMnist, Mnist, Mnist5k
 from .split import Skew, Split, skew

@@ -1,66 +1,22 @@
-"""Splits that other tools made: PFLlib's folders, FL-bench's files, the partitioners of flwr-datasets."""
+"""Splits that other tools made: FL-bench's files, the partitioners of flwr-datasets."""
 
 from __future__ import annotations
 
 import importlib.util
 import inspect
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ...core.errors import BadInput, nearest
-from ..images import DataSource, Decoded, Found, Images
+from ..images import Images
 from ..paths import own_path
-from ..pickles import pickled_array, unpickled
-from ..sources.folders import as_images, as_labels
+from ..pickles import unpickled
 from ..split import Split
 from .base import Partition, check_no_other_test
-
-
-@dataclass(frozen=True)
-class Pfllib(DataSource):
-    """A data set as PFLlib splits it: {train,test}/<client>.npz; partition=by_user is its default."""
-
-    path: str = ""
-    name = "pfllib"
-
-    def owners(self) -> int:
-        return len(list((own_path(self.path, "data.path") / "train").glob("*.npz")))
-
-    def find(self) -> Found:
-        folder = own_path(self.path, "data.path")
-        parts = [sorted((folder / part).glob("*.npz"), key=_number) for part in ("train", "test")]
-        if not parts[0] or [file.name for file in parts[0]] != [file.name for file in parts[1]]:
-            raise BadInput(f"{folder} needs train/<client>.npz and test/<client>.npz for the same clients")
-        return Found((*parts[0], *parts[1]), f"folder {folder} of PFLlib", lambda: self._read(*parts))
-
-    def _read(self, *parts: list[Path]) -> Decoded:
-        clients = [[_client(file) for file in part] for part in parts]
-        x, x_test = (np.concatenate([images for images, _ in part]) for part in clients)
-        y, y_test = (np.concatenate([labels for _, labels in part]) for part in clients)
-        users = np.concatenate(
-            [np.full(len(labels), number) for part in clients for number, (_, labels) in enumerate(part)]
-        )
-        highest = int(max(y.max(initial=-1), y_test.max(initial=-1)))
-        decoded = Decoded.parts((x, y), (x_test, y_test), tuple(map(str, range(highest + 1))))
-        return replace(decoded, users=users)
-
-
-def _number(file: Path) -> tuple[int, str]:
-    return (int(file.stem) if file.stem.isdigit() else -1, file.name)
-
-
-def _client(file: Path) -> tuple[np.ndarray, np.ndarray]:
-    stored = pickled_array(file, "data")
-    if not isinstance(stored, dict) or not {"x", "y"} <= stored.keys():
-        raise BadInput(f"{file} does not hold x and y under data, as PFLlib writes them")
-    x = np.asarray(stored["x"])
-    if np.issubdtype(x.dtype, np.floating) and x.min(initial=0) < 0:
-        x = np.clip(x / 2 + 0.5, 0, 1)  # its scripts normalise with mean and std 0.5
-    return as_images(x, file), as_labels(np.asarray(stored["y"]), file)
 
 
 @dataclass(frozen=True)

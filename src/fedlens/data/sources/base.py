@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from ...core.errors import BadInput
-from ..images import DataSource, Found
+from ..images import Found
 from ..paths import candidates, data_folders
+from ..source import DataSource
 from .hub import Hub
 
 

@@ -22,7 +22,8 @@ from ...core.errors import BadInput, nearest
 from ...core.fields import Number, Share
 from ...core.rng import key
 from ..formats import pictures, stratified
-from ..images import DataSource, Decoded, Found
+from ..images import Decoded, Found
+from ..source import DataSource
 
 HUB = "https://huggingface.co"
 

@@ -18,9 +18,9 @@ from ..images import Decoded, Found
 from ..paths import inside
 from .base import Named
 from .femnist import leaf_examples, leaf_files
+from .folders import Listed, list_classes, read_listed
 from .hub import Hub
 from .small import Cifar10
-from .tree import Listed, list_classes, read_listed
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ import numpy as np
 from ...core.errors import BadInput
 from ...core.rng import key
 from ..formats import bytes_of, idx, stratified, webp_strips
-from ..images import DataSource, Decoded, Found
+from ..images import Decoded, Found
 from ..pickles import unpickled
+from ..source import DataSource
 from .base import Named
 from .hub import Hub
 
