@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..core.files import write_atomic, write_json
-from ..core.format import size
+from ..core.format import duration, size
 from ..runs.grid import deviation, mean
 from ..runs.read import fairness
 from .measured import Compared
@@ -98,7 +98,7 @@ class Comparison:
         lines += [" ".join(self._about_tests(shown)), " ".join(self._about_costs(shown))]
         places = sorted({run.place for run in self.runs if run.place})
         if len(places) > 1:
-            lines.append(f"Seconds cannot be compared: runs ran on {'; '.join(places)}.")
+            lines.append(f"Times cannot be compared: runs ran on {'; '.join(places)}.")
         if ranks := self.mean_ranks() if len(self.settings) > 1 else {}:
             order = sorted(ranks, key=lambda method: ranks[method])
             lines.append("Mean rank over settings: " + ", ".join(f"{name} {ranks[name]:.2f}" for name in order) + ".")
@@ -135,11 +135,11 @@ class Comparison:
         if models := self._personal_models():
             yield f"std and worst tenth: over clients, {models}."
         yield "up, down: sent by the method in a whole run, all clients together."
-        yield "seconds: of a whole run, with its evaluations, on this machine."
+        yield "time: of a whole run, with its evaluations, on this machine."
         if "at the server" in shown:
             yield "at the server: of these, after clients had answered."
-        if "on devices, s" in shown:
-            yield "on devices: simulated seconds of a whole run."
+        if "on devices" in shown:
+            yield "on devices: simulated time of a whole run."
 
     def _personal_models(self) -> str:
         """Which models clients are evaluated on: those of most methods, and whose are others."""
@@ -287,12 +287,16 @@ def _costs(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[st
     text |= {"rounds": "–" if row["rounds"] is None else f"{row['rounds']:g}"}
     for name, title in {"bytes_up": "up", "bytes_down": "down"}.items():
         text[title] = "–" if row[name] is None else size(row[name])
-    text["seconds"] = "–" if row["seconds"] is None else f"{row['seconds']:.1f}"
+    text["time"] = _time(row["seconds"])
     if any((one["server_seconds"] or 0) > _NOTABLE * (one["seconds"] or 1) for one in rows):
-        text["at the server"] = "–" if row["server_seconds"] is None else f"{row['server_seconds']:.1f}"
+        text["at the server"] = _time(row["server_seconds"])
     if any(one["simulated_seconds"] is not None for one in rows):
-        text["on devices, s"] = "–" if row["simulated_seconds"] is None else f"{row['simulated_seconds']:.0f}"
+        text["on devices"] = _time(row["simulated_seconds"])
     return text
+
+
+def _time(seconds: float | None) -> str:
+    return "–" if seconds is None else duration(seconds)
 
 
 def _percent(value: float | None, spread: float | None) -> str:

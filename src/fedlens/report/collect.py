@@ -11,7 +11,17 @@ from ..core.errors import BadInput
 from ..core.files import finite
 from ..data import Names
 from ..runs.opened import OpenedRun
-from ..runs.read import StoredRun, client_accuracies, damage_of, fairness, flat, method_of, settings_of, thinned
+from ..runs.read import (
+    StoredRun,
+    client_accuracies,
+    damage_of,
+    fairness,
+    flat,
+    label_counts,
+    method_of,
+    settings_of,
+    thinned,
+)
 from ..simulate.progress import counted
 from .thumbnails import Pictures
 
@@ -47,7 +57,7 @@ def _intact(run: StoredRun, pictures: Pictures, name: str, latency: bool) -> dic
         "evaluations": evaluations(run, names),
         "bytes": run.traffic(),
         "seconds": run.total("seconds") or 0.0,
-        "owned": owned(counts, names) if (counts := run.json("label_counts.json")) else None,
+        "owned": owned(counts, names) if (counts := label_counts(run.folder)) else None,
         "privacy": run.json("privacy.json"),
         "audit": run.json("audit.json"),
         "flower": _flower(run),

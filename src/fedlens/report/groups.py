@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..plots.style import place_of
+from ..runs.grid import affects_results
 from ..runs.read import differing
 
-# Where and how a run ran, and what is drawn anew for a repetition.
-_PLACE = {"out", "engine", "workers", "lanes", "ray", "compile", "residency", "memory", "checkpoint", "keep", "picture"}
-_NO_OTHER_METHOD = _PLACE | {"transcript", "track", "devices", "seed"}
+_REPEATED = {"devices", "seed"}  # what no result depends on, and what is drawn anew for a repetition
 _SAID = 3  # settings at most in a label; where more differ, the folder's name tells more
 _FAIR = ("mean", "std", "worst_decile", "jain")
 
@@ -29,9 +28,8 @@ def grouped(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def compared(run: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that make a run another one than a repetition."""
-    kept = {
-        k: v for k, v in run["settings"].items() if k != "partition.seed" and k.split(".")[0] not in _NO_OTHER_METHOD
-    }
+    parts = {part for key in run["settings"] if affects_results(part := key.split(".")[0])} - _REPEATED
+    kept = {k: v for k, v in run["settings"].items() if k != "partition.seed" and k.split(".")[0] in parts}
     return kept | {"over": "Flower" if run["flower"] else "simulation"}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 from ..data.client_names import NUMBERS, Names, short
 from ..plots.style import COLOURS, name_ticks, pyplot, save
 from .folder import RunFolder
-from .read import client_accuracies, curve
+from .read import client_accuracies, curve, label_counts
 
 _MODELS = (
     ("personal before", "before local training", COLOURS[0]),
@@ -25,7 +24,7 @@ def draw_run(folder: RunFolder, path: Path) -> Path:
     """A run in one picture, as PNG, SVG and PDF; returns the PNG."""
     figure, (split, growth, clients) = pyplot().subplots(1, 3, figsize=(12, 3.5), width_ratios=(1.15, 1, 1))
     names = folder.names()
-    label_mix(split, json.loads((folder.path / "label_counts.json").read_text()), names)
+    label_mix(split, label_counts(folder) or [[0]], names)
     rounds, accuracies = curve(folder)
     growth.plot(rounds, [100 * value for value in accuracies], color=COLOURS[0], linewidth=1.8)
     growth.set(xlabel="rounds", title="accuracy of the global model, %", ylim=(0, 100))

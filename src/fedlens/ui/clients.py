@@ -16,7 +16,7 @@ from ..core.files import finite
 from ..report.thumbnails import KINDS
 from ..runs import tables
 from ..runs.folder import RunFolder
-from ..runs.read import client_accuracies, columns, thinned
+from ..runs.read import client_accuracies, columns, label_counts, thinned
 
 PAGE = 25  # clients at a time
 ORDERS = ("number", "worst", "best", "largest", "smallest")
@@ -105,13 +105,7 @@ def _counts(run: Path) -> np.ndarray | None:
 
 @functools.lru_cache(maxsize=4)
 def _read_counts(path: Path, _changed: int) -> np.ndarray:
-    try:
-        counts = np.array(json.loads(path.read_text()), np.int64)
-    except (ValueError, TypeError):
-        counts = np.empty(0)
-    if counts.ndim != 2 or not len(counts):
-        raise BadInput(f"{path.name} is damaged: it should hold a list of numbers for each client")
-    return counts
+    return np.array(label_counts(RunFolder(path.parent)), np.int64)
 
 
 def _weight(run: Path, number: int) -> float | None:
