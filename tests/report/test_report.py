@@ -530,7 +530,7 @@ def test_colours_can_be_told_apart_and_seen(palette, paper):
 
 
 def test_words_have_contrast_in_light_and_dark():
-    css = (Path(style.__file__).parent / "assets" / "page.css").read_text()
+    css = (Path(groups.__file__).parent / "assets" / "page.css").read_text()
     themes = [
         dict(re.findall(r"--([a-z-]+): (#\w{6})", block))
         for block in re.split("color-scheme: (?:light|dark);", css)[1:4]
