@@ -297,12 +297,12 @@ def test_what_is_said_is_about_columns_that_are_there():
     plain = Comparison([compared("fedavg"), compared("fedper", accuracy=0.6)], "global")
     said = " ".join(plain.said())
     assert "at the server" not in said and "MB" not in said and "devices" not in said and "p seeds" not in said
-    assert "by personal after." in said and "fine-tuned of" not in said
+    assert "over clients, personal after." in said and "fine-tuned of" not in said
     more = dict(server_seconds=0.5, simulated_seconds=9.0, look="fine-tuned")
     full = Comparison([*plain.runs, compared("fedavg+ft", accuracy=0.7, **more)], "global")
     said = " ".join(full.said())
     assert "at the server: of these" in said and "on devices: simulated" in said
-    assert "by personal after, but fine-tuned of fedavg+ft." in said
+    assert "over clients, personal after, but fine-tuned of fedavg+ft." in said
     assert all("clients by" not in row for _, *tables in full.tables() for table in tables for row in table)
 
 
