@@ -51,8 +51,9 @@ def test_a_round_opened_outside_is_that_of_the_loop():
     run(recipe, net, engine, TWO, seed=3, observe=observe)
     turns = timetable(recipe, TWO)
     assert len(seen) == len(turns) == 4
-    for turn, (server, job) in zip(turns, seen, strict=True):
-        server = open_round(server, turn, 3)
+    for turn, (left, job) in zip(turns, seen, strict=True):
+        server = open_round(left, turn, 3)
+        assert (server.state is left.state) == (turn.at > 0)  # a stage is set up once
         again = job_of(server, turn, 3)
         assert server.key == key(3, "server", job.round)
         assert same(again.download, job.download) and same(again.shared, job.shared)
