@@ -29,7 +29,6 @@ _spec.loader.exec_module(plan)
 METHODS = {*ALGORITHMS} - {"fedavg", "local", "finetune"}
 MAY_NAME = {"models", "models.pse_net"}  # networks named after papers
 PENDING: set[str] = {
-    "class Found in data.images and selection.search",
     "config has more than 450 lines",
     "cycle of config, experiment",
     "experiment imports config",

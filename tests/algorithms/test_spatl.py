@@ -32,7 +32,7 @@ from fedlens.papers.spatl import tables as papers
 from fedlens.runs.folder import RunFolder
 from fedlens.selection.graph import layer_graph
 from fedlens.selection.pruning import listed, unpacked
-from fedlens.selection.search import Found
+from fedlens.selection.search import SearchResult
 from fedlens.simulate import run as simulate
 from small import Net, federation, same
 from textbook import EVERYONE, NEVER_THE_LAST, SEED, TWO_OF_THREE, World
@@ -426,7 +426,7 @@ def searches(monkeypatch) -> list[tuple[int, Tree]]:
     def watched(seen, agent, choice, judge, episodes, seed, learns):
         asked.append((episodes, agent))
         after = agent.replace(weights=agent.weights * 1.5)
-        return Found(choice.uniform(), after, 0.5, 40.0)
+        return SearchResult(choice.uniform(), after, 0.5, 40.0)
 
     monkeypatch.setattr(spatl, "search", watched)
     return asked

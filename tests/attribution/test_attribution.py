@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedlens.attribution import METHODS, Lrp, attribute, channel_gradients, layer_names, layer_saliency
 from fedlens.attribution.attribute import SmoothGrad
-from fedlens.attribution.inputs import ask
+from fedlens.attribution.inputs import prepare
 from fedlens.core.errors import BadInput
 from fedlens.core.network import Network
 from fedlens.core.rng import generator, seeded
@@ -409,12 +409,12 @@ def test_images_at_a_time_follow_from_their_size():
     with seeded(0):
         net = Network(MODELS["cnn"]().build(10, 3, 32))
         large = Network(Residual())
-    small = ask(net, net.initial_weights(), images(2, 32).float(), None, "predicted", "logit")
+    small = prepare(net, net.initial_weights(), images(2, 32).float(), None, "predicted", "logit")
     assert 64 <= small.rows <= 1024
     weights = large.initial_weights()
-    megapixel = ask(large, weights, torch.zeros(3, 3, 1024, 1024), None, "predicted", "logit")
+    megapixel = prepare(large, weights, torch.zeros(3, 3, 1024, 1024), None, "predicted", "logit")
     assert megapixel.rows < 5 and next(len(x) for _, x, _ in megapixel.pieces()) <= megapixel.rows
-    assert ask(large, weights, torch.zeros(3, 3, 64, 64), None, "predicted", "logit", chunk=2).rows == 2
+    assert prepare(large, weights, torch.zeros(3, 3, 64, 64), None, "predicted", "logit", chunk=2).rows == 2
 
 
 def test_many_images_take_no_more_memory_than_few():

@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedlens.attribution import ChannelTaps, attribute
-from fedlens.attribution import inputs as question
+from fedlens.attribution import ChannelTaps, attribute, inputs
 from fedlens.core.network import Network
 from fedlens.core.rng import seeded
 from fedlens.core.tree import Tree
@@ -26,9 +25,9 @@ def test_fewer_images_at_a_time_where_memory_is_short(rows, monkeypatch):
     net, weights = residual()
     x, y = images(7), LABELS[:7]
     whole = attribute("lrp", net, weights, x, y)
-    seen, _ = question._probe(net, weights, x, True)
-    monkeypatch.setattr(question, "CPU_BUDGET", rows * question.COPIES * seen.bytes)
-    asked = question.ask(net, weights, x, y, "true", "logit")
+    seen, _ = inputs._probe(net, weights, x, True)
+    monkeypatch.setattr(inputs, "CPU_BUDGET", rows * inputs.COPIES * seen.bytes)
+    asked = inputs.prepare(net, weights, x, y, "true", "logit")
     assert [len(part) for _, part, _ in asked.pieces()] == ([4, 3] if rows == 4 else [1] * 7)
     torch.testing.assert_close(attribute("lrp", net, weights, x, y), whole, rtol=1e-12, atol=1e-14)
 
@@ -39,7 +38,7 @@ def test_on_a_gpu_a_sixteenth_of_its_memory_is_taken(gigabytes, rows, monkeypatc
     there = Tree(params=Tree(weight=SimpleNamespace(device=torch.device("cuda"))))
     card = SimpleNamespace(total_memory=int(gigabytes * 2**30))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
-    assert question._rows(1 << 20, torch.empty(0), there) == rows
+    assert inputs._rows(1 << 20, torch.empty(0), there) == rows
 
 
 def test_megapixel_images_run_one_at_a_time(monkeypatch):
@@ -47,10 +46,10 @@ def test_megapixel_images_run_one_at_a_time(monkeypatch):
     net, weights = residual()
     x = images(2, 1000).float()
     net, weights = net.with_precision("fp32"), weights.map(Tensor.float)
-    monkeypatch.setattr(question, "CPU_BUDGET", 1 << 20)
+    monkeypatch.setattr(inputs, "CPU_BUDGET", 1 << 20)
     passes = []
-    seen = question.Question.logits
-    monkeypatch.setattr(question.Question, "logits", lambda self, x: passes.append(len(x)) or seen(self, x))
+    seen = inputs.Inputs.logits
+    monkeypatch.setattr(inputs.Inputs, "logits", lambda self, x: passes.append(len(x)) or seen(self, x))
     maps = attribute("gradient", net, weights, x, LABELS[:2])
     assert passes == [1, 1] and torch.equal(maps[1:], attribute("gradient", net, weights, x[1:], LABELS[1:2]))
 
@@ -60,7 +59,7 @@ import sys, torch
 torch.set_num_threads(1)
 from torch import nn
 from fedlens.attribution import attribute, layer_saliency
-from fedlens.attribution.question import Question
+from fedlens.attribution.inputs import Inputs
 from fedlens.core.network import Network
 class Net(nn.Module):
     def __init__(self):
@@ -71,11 +70,11 @@ class Net(nn.Module):
 SIDE = int(sys.argv[2])
 net = Network(Net())
 x = torch.rand(30_000, 3, SIDE, SIDE)
-used, logits = [], Question.logits
+used, logits = [], Inputs.logits
 def look(self, images):
     used.append(next(int(line.split()[1]) / 1024 for line in open("/proc/self/status") if line.startswith("RssAnon")))
     return logits(self, images)
-Question.logits = look
+Inputs.logits = look
 asked = net, net.initial_weights(), x, torch.arange(30_000) % 4
 layer_saliency(*asked) if sys.argv[1] == "saliency" else attribute("lrp", *asked)
 early, late = used[2:7], used[-5:]

@@ -186,7 +186,7 @@ def test_maps_depend_on_the_weights(method):
 def test_a_map_that_ignores_the_network_fails_the_check():
     net, weights = residual()
     x, y = images(2), LABELS[:2]
-    alike = randomisation(lambda question, x, wanted: x, net, weights, x, y)
+    alike = randomisation(lambda inputs, x, wanted: x, net, weights, x, y)
     assert all(float(v.min()) > 0.999 for v in alike.values())
 
 

@@ -14,7 +14,7 @@ from ..core.network import Network
 from ..core.rng import key, normal
 from ..core.tree import Tree
 from .cam import GradCam, GradCamPlusPlus, ScoreCam
-from .inputs import Question, Score, Target, ask
+from .inputs import Inputs, Score, Target, prepare
 from .lrp import Lrp
 from .operations import RELUS, SMOOTH
 from .rules import guided
@@ -23,7 +23,7 @@ from .rules import guided
 class Method(Protocol):
     """Maps of images that fit in one pass; `wanted` says how much each class counts, None: the predicted one."""
 
-    def __call__(self, question: Question, x: Tensor, wanted: Tensor | None) -> Tensor: ...
+    def __call__(self, inputs: Inputs, x: Tensor, wanted: Tensor | None) -> Tensor: ...
 
 
 def attribute(
@@ -45,10 +45,10 @@ def attribute(
     maps do not depend on it, nor on what else is in the batch. They lie where x lies, in its dtype.
     """
     how = chosen(method, options)
-    question = ask(net, weights, x, y, target, score, chunk, differentiable=not isinstance(how, ScoreCam))
+    inputs = prepare(net, weights, x, y, target, score, chunk, differentiable=not isinstance(how, ScoreCam))
     maps = None
-    for part, images, wanted in question.pieces():
-        found = how(question, images, wanted)
+    for part, images, wanted in inputs.pieces():
+        found = how(inputs, images, wanted)
         if maps is None:  # one block for all, filled as it goes: pieces joined at the end would need twice the room
             maps = torch.empty(len(x), *found.shape[1:], dtype=x.dtype, device=x.device)
         maps[part] = found
@@ -59,28 +59,28 @@ def attribute(
 class Gradient:
     """Simonyan et al., 2014, with its sign."""
 
-    def __call__(self, question: Question, x: Tensor, wanted: Tensor | None) -> Tensor:
-        return question.gradient(x, wanted)
+    def __call__(self, inputs: Inputs, x: Tensor, wanted: Tensor | None) -> Tensor:
+        return inputs.gradient(x, wanted)
 
 
 @dataclass(frozen=True)
 class InputTimesGradient:
     """Shrikumar et al., 2016."""
 
-    def __call__(self, question: Question, x: Tensor, wanted: Tensor | None) -> Tensor:
-        return x * question.gradient(x, wanted)
+    def __call__(self, inputs: Inputs, x: Tensor, wanted: Tensor | None) -> Tensor:
+        return x * inputs.gradient(x, wanted)
 
 
 @dataclass(frozen=True)
 class GuidedBackprop:
     """Springenberg et al., 2015."""
 
-    def __call__(self, question: Question, x: Tensor, wanted: Tensor | None) -> Tensor:
-        if "relu" not in question.kinds:
+    def __call__(self, inputs: Inputs, x: Tensor, wanted: Tensor | None) -> Tensor:
+        if "relu" not in inputs.kinds:
             raise BadInput(
                 "the network has no ReLU, so that guided backpropagation is the gradient; use method=gradient"
             )
-        return question.gradient(x, wanted, [(RELUS | SMOOTH, guided)])
+        return inputs.gradient(x, wanted, [(RELUS | SMOOTH, guided)])
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class IntegratedGradients:
         if self.rule not in _PATHS:
             raise BadInput(f"rule={self.rule} is not known; {nearest(self.rule, _PATHS)}")
 
-    def __call__(self, question: Question, x: Tensor, wanted: Tensor | None) -> Tensor:
+    def __call__(self, inputs: Inputs, x: Tensor, wanted: Tensor | None) -> Tensor:
         places, shares = _PATHS[self.rule](self.steps)
         start = torch.as_tensor(self.baseline).to(x)
         if start.dim() and start.shape != x.shape[1:]:
@@ -107,7 +107,7 @@ class IntegratedGradients:
             t = x.new_tensor([places[s] for s in part]).view(1, -1, *[1] * (x.dim() - 1))
             return start + t * (images - start)[:, None]
 
-        return (x - start) * _mean_gradient(question, x, wanted, points, shares)
+        return (x - start) * _mean_gradient(inputs, x, wanted, points, shares)
 
 
 @dataclass(frozen=True)
@@ -127,13 +127,13 @@ class SmoothGrad:
         seed = torch.tensor(key(self.seed, "smoothgrad", sample), device=image.device)
         return normal(seed, *image.shape).to(image)
 
-    def __call__(self, question: Question, x: Tensor, wanted: Tensor | None) -> Tensor:
+    def __call__(self, inputs: Inputs, x: Tensor, wanted: Tensor | None) -> Tensor:
         def points(images: Tensor, part: range) -> Tensor:
             flat = images.flatten(1)
             spread = self.noise * (flat.amax(1) - flat.amin(1)).view(-1, 1, *[1] * (x.dim() - 1))
             return images[:, None] + spread * torch.stack([self.draw(s, x[0]) for s in part])
 
-        return _mean_gradient(question, x, wanted, points, [1 / self.samples] * self.samples)
+        return _mean_gradient(inputs, x, wanted, points, [1 / self.samples] * self.samples)
 
 
 METHODS: dict[str, type[Method]] = {
@@ -166,21 +166,21 @@ def chosen(method: str | Method, options: dict[str, Any]) -> Method:
 
 
 def _mean_gradient(
-    question: Question,
+    inputs: Inputs,
     x: Tensor,
     wanted: Tensor | None,
     points: Callable[[Tensor, range], Tensor],
     shares: list[float],
 ) -> Tensor:
-    """Weighted sum of the gradients at several points per image, `question.rows` points at a time."""
-    wanted = question.predicted(x) if wanted is None else wanted  # one class along the whole path
-    images_at_once, total = max(1, question.rows // len(shares)), torch.zeros_like(x)
+    """Weighted sum of the gradients at several points per image, `inputs.rows` points at a time."""
+    wanted = inputs.predicted(x) if wanted is None else wanted  # one class along the whole path
+    images_at_once, total = max(1, inputs.rows // len(shares)), torch.zeros_like(x)
     for images, aims, sums in zip(*(t.split(images_at_once) for t in (x, wanted, total)), strict=True):
-        points_at_once = max(1, question.rows // len(images))
+        points_at_once = max(1, inputs.rows // len(images))
         for start in range(0, len(shares), points_at_once):
             part = range(start, min(start + points_at_once, len(shares)))
             rows = points(images, part).flatten(0, 1)
-            found = question.gradient(rows, aims.repeat_interleave(len(part), 0)).unflatten(0, (-1, len(part)))
+            found = inputs.gradient(rows, aims.repeat_interleave(len(part), 0)).unflatten(0, (-1, len(part)))
             sums += (found * x.new_tensor([shares[s] for s in part]).view(1, -1, *[1] * (x.dim() - 1))).sum(1)
     return total
 

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..core.errors import BadInput, nearest
-from .inputs import Question, best
-from .operations import CONVOLUTIONS, RELUS, Rewriting, Step, is_relu
+from .inputs import Inputs, best
+from .operations import CONVOLUTIONS, RELUS, Operation, Rewriting, is_relu
 
 
 @dataclass(frozen=True)
@@ -20,10 +20,10 @@ class GradCam:
     layer: str = ""  # a module; else the last ReLU (or convolution) that tells more than one place apart
     upsample: bool = True  # to the size of the image
 
-    def __call__(self, question: Question, x: Tensor, wanted: Tensor | None) -> Tensor:
+    def __call__(self, inputs: Inputs, x: Tensor, wanted: Tensor | None) -> Tensor:
         with torch.enable_grad():
-            maps, logits = maps_of(question, x, self.layer)
-            total = question.each(logits, wanted).sum()
+            maps, logits = maps_of(inputs, x, self.layer)
+            total = inputs.each(logits, wanted).sum()
         gradient = torch.autograd.grad(total, maps, materialize_grads=True)[0]
         maps = maps.detach()
         return shown((self.weigh(maps, gradient)[:, :, None, None] * maps).sum(1), x, self.upsample)
@@ -48,21 +48,21 @@ class ScoreCam:
     layer: str = ""
     upsample: bool = True
 
-    def __call__(self, question: Question, x: Tensor, wanted: Tensor | None) -> Tensor:
+    def __call__(self, inputs: Inputs, x: Tensor, wanted: Tensor | None) -> Tensor:
         with torch.no_grad():
-            maps, logits = maps_of(question, x, self.layer)
+            maps, logits = maps_of(inputs, x, self.layer)
             wanted = best(logits) if wanted is None else wanted
-            rows = [self._scores(question, *one) for one in zip(x, maps, wanted, strict=True)]
+            rows = [self._scores(inputs, *one) for one in zip(x, maps, wanted, strict=True)]
             weight = torch.stack(rows).softmax(1)
         return shown((weight[:, :, None, None] * maps).sum(1), x, self.upsample)
 
-    def _scores(self, question: Question, image: Tensor, maps: Tensor, wanted: Tensor) -> Tensor:
+    def _scores(self, inputs: Inputs, image: Tensor, maps: Tensor, wanted: Tensor) -> Tensor:
         """[channels] how much the score rises from the empty image to what each channel lets through."""
-        found = [question.each(question.logits(image.new_zeros(1, *image.shape)), wanted[None])]
-        for part in maps.split(question.rows):
+        found = [inputs.each(inputs.logits(image.new_zeros(1, *image.shape)), wanted[None])]
+        for part in maps.split(inputs.rows):
             low, high = part.amin((1, 2), keepdim=True), part.amax((1, 2), keepdim=True)
             masks = resized((part - low) / (high - low).clamp(min=1e-12), image)
-            found.append(question.each(question.logits(image * masks[:, None]), wanted.expand(len(part), -1)))
+            found.append(inputs.each(inputs.logits(image * masks[:, None]), wanted.expand(len(part), -1)))
         return torch.cat(found[1:]) - found[0]
 
 
@@ -73,12 +73,12 @@ def plus_plus(maps: Tensor, gradient: Tensor, tiny: float = 1e-12) -> Tensor:
     return alpha * gradient.clamp(min=0)
 
 
-def maps_of(question: Question, x: Tensor, layer: str) -> tuple[Tensor, Tensor]:
+def maps_of(inputs: Inputs, x: Tensor, layer: str) -> tuple[Tensor, Tensor]:
     """The maps [images, channels, h, w] of a layer as a leaf, and the logits computed from it.
 
     The pass is cut at every candidate, so that only what follows the last one is kept for the way back.
     """
-    if not question.kinds & CONVOLUTIONS or x.dim() != 4:
+    if not inputs.kinds & CONVOLUTIONS or x.dim() != 4:
         raise BadInput("a class activation map needs a convolution, and the network has none; use another method")
     found: list[Tensor] = []
 
@@ -88,23 +88,23 @@ def maps_of(question: Question, x: Tensor, layer: str) -> tuple[Tensor, Tensor]:
         return leaf
 
     if layer:
-        part = _named(question, layer)
-        with question.net.replacing_outputs(lambda name, m, x, out: cut(out) if m is part else out, (type(part),)):
-            logits = question.logits(x)
+        part = _named(inputs, layer)
+        with inputs.net.replacing_outputs(lambda name, m, x, out: cut(out) if m is part else out, (type(part),)):
+            logits = inputs.logits(x)
         if len(found) != 1 or found[0].dim() != 4:
             what = "gives no map" if found else "does not run"
             raise BadInput(f"layer={layer} {'runs more than once' if len(found) > 1 else what}; choose another one")
         return found[0], logits
 
-    def last(step: Step, out: Tensor) -> Tensor:
+    def last(step: Operation, out: Tensor) -> Tensor:
         is_candidate = step.name in CONVOLUTIONS or is_relu(step)
         if not is_candidate or out.dim() != 4 or out.shape[2] * out.shape[3] == 1:
             return out
         found.clear()
         return cut(out)
 
-    with Rewriting(question.net, [(RELUS if "relu" in question.kinds else CONVOLUTIONS, last)]):
-        logits = question.logits(x)
+    with Rewriting(inputs.net, [(RELUS if "relu" in inputs.kinds else CONVOLUTIONS, last)]):
+        logits = inputs.logits(x)
     if not found:
         raise BadInput(
             "no layer of the network tells places apart; give larger images, or the name of a layer, as in layer=layer2"
@@ -122,8 +122,8 @@ def shown(cam: Tensor, x: Tensor, upsample: bool) -> Tensor:
     return resized(cam, x) if upsample else cam
 
 
-def _named(question: Question, layer: str) -> torch.nn.Module:
-    parts = dict(question.net.module.named_modules())
+def _named(inputs: Inputs, layer: str) -> torch.nn.Module:
+    parts = dict(inputs.net.module.named_modules())
     if layer not in parts or not layer:
         raise BadInput(f"layer={layer} is not in the network; {nearest(layer, [n for n in parts if n])}")
     return parts[layer]

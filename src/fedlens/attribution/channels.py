@@ -12,8 +12,8 @@ from ..core.errors import BadInput, nearest
 from ..core.network import Network
 from ..core.tree import Tree
 from .cam import plus_plus
-from .inputs import Score, Target, ask, scores
-from .operations import CONVOLUTIONS, RELUS, SMOOTH, Rewriting, Rule, Step, is_relu
+from .inputs import Score, Target, prepare, scores
+from .operations import CONVOLUTIONS, RELUS, SMOOTH, Operation, Rewriting, Rule, is_relu
 from .rules import guided as guided_rule
 
 Norm = Literal["l2", "sqrt_l2", "l1", "l2sq"]
@@ -62,9 +62,9 @@ def layer_saliency(
     """
     _known("norm", norm, Norm)
     _known("tap", tap, Place)
-    question = ask(net, weights, x, y, target, score, chunk)
+    inputs = prepare(net, weights, x, y, target, score, chunk)
     kinds = CONVOLUTIONS if tap == "conv" else RELUS
-    if not question.kinds & (CONVOLUTIONS if tap == "conv" else {"relu"}):
+    if not inputs.kinds & (CONVOLUTIONS if tap == "conv" else {"relu"}):
         raise BadInput(f"layer saliency with tap={tap} needs a {_CALLED[tap]}, and the network has none")
 
     def reduction(gradient: Tensor, out: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ def layer_saliency(
         squared = (maps * maps).sum(1)
         return {"l2": squared.sqrt, "sqrt_l2": lambda: squared.pow(0.25), "l2sq": lambda: squared}[norm]()
 
-    def layer(step: Step, out: Tensor) -> Tensor:
+    def layer(step: Operation, out: Tensor) -> Tensor:
         if tap == "relu" and not is_relu(step):
             return out
         leaves.append(out.new_zeros(len(out), requires_grad=True))
@@ -82,10 +82,10 @@ def layer_saliency(
 
     rules: list[tuple[frozenset[str], Rule]] = [(RELUS | SMOOTH, guided_rule)] if guided else []
     table = None
-    for part, images, wanted in question.pieces():
+    for part, images, wanted in inputs.pieces():
         leaves: list[Tensor] = []
-        with torch.enable_grad(), Rewriting(question.net, [*rules, (kinds, layer)]):
-            total = question.each(question.logits(images), wanted).sum()
+        with torch.enable_grad(), Rewriting(inputs.net, [*rules, (kinds, layer)]):
+            total = inputs.each(inputs.logits(images), wanted).sum()
         found = torch.stack(torch.autograd.grad(total, leaves, materialize_grads=True), 1)
         if table is None:  # one block for all: pieces kept would lie between what is freed, and memory would grow
             table = torch.empty(len(x), len(leaves), dtype=found.dtype, device=x.device)
@@ -98,7 +98,7 @@ def layer_names(net: Network, weights: Tree, x: Tensor, *, tap: Place = "conv") 
     _known("tap", tap, Place)
     names: list[str] = []
 
-    def layer(step: Step, out: Tensor) -> Tensor:
+    def layer(step: Operation, out: Tensor) -> Tensor:
         if tap == "conv" or is_relu(step):
             names.append(step.where)
         return out
@@ -138,14 +138,14 @@ class ChannelTaps(Rewriting):
             found = [g / (examples * n) for g, n in zip(found, self.places.values(), strict=True)]
         return Tree(zip(self.leaves, found, strict=True))
 
-    def _convolution(self, step: Step, out: Tensor) -> Tensor:
+    def _convolution(self, step: Operation, out: Tensor) -> Tensor:
         name = self._names.get(id(step.argument("weight", 1))) or step.where
         if self.tap == "conv":
             return self._tapped([name], out)
         self._open.append((name, out.shape))
         return out
 
-    def _relu(self, step: Step, out: Tensor) -> Tensor:
+    def _relu(self, step: Operation, out: Tensor) -> Tensor:
         if not self._open or not is_relu(step):
             return out
         names, self._open = [name for name, shape in self._open if shape == out.shape], []

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ..core.errors import BadInput, nearest
 from ..core.network import Network
 from ..core.tree import Tree
-from .operations import Rewriting, Rule, Step, is_relu
+from .operations import Operation, Rewriting, Rule, is_relu
 
 Target = Literal["true", "predicted", "given", "all"]
 Score = Literal["logit", "logprob", "prob"]
@@ -27,7 +27,7 @@ COPIES = 4  # a pass keeps the activations, their gradients and what the rules a
 
 
 @dataclass(frozen=True)
-class Question:
+class Inputs:
     """Images, what is asked about each, and the network that answers."""
 
     net: Network
@@ -77,7 +77,7 @@ class Question:
         return torch.autograd.grad(total, x, materialize_grads=True)[0]
 
 
-def ask(
+def prepare(
     net: Network,
     weights: Tree,
     x: Tensor,
@@ -87,7 +87,7 @@ def ask(
     chunk: int | None = None,
     *,
     differentiable: bool = True,
-) -> Question:
+) -> Inputs:
     """Refuses what cannot be answered, in one sentence; looks at the network with one image to know its size."""
     for name, value, known in (("target", target, Target), ("score", score, Score)):
         if value not in get_args(known):
@@ -112,7 +112,7 @@ def ask(
     seen, classes = _probe(net, weights, x, differentiable)
     labels = _labels(x, y, target, classes)
     rows = chunk or _rows(seen.bytes, x, weights)
-    return Question(net, weights, x, labels, score, rows, classes, frozenset(seen.kinds))
+    return Inputs(net, weights, x, labels, score, rows, classes, frozenset(seen.kinds))
 
 
 def scores(logits: Tensor, score: Score) -> Tensor:
@@ -130,7 +130,7 @@ class _Probe(Rewriting):
         super().__init__(net)
         self.bytes, self.kinds = 0, set[str]()
 
-    def perform(self, step: Step) -> Any:
+    def perform(self, step: Operation) -> Any:
         out = super().perform(step)
         self.kinds.add("relu" if is_relu(step) else step.name)
         if isinstance(out, Tensor) and out._base is None:

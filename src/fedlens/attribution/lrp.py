@@ -13,8 +13,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..core.errors import BadInput, nearest
 from ..core.network import Network
-from .inputs import Question
-from .operations import CONVOLUTIONS, GATES, LAYERS, QUESTIONS, SMOOTH, Rewriting, Step, has_ceiling, is_relu
+from .inputs import Inputs
+from .operations import CONVOLUTIONS, GATES, LAYERS, QUESTIONS, SMOOTH, Operation, Rewriting, has_ceiling, is_relu
 from .rules import AlphaBeta, Composite, Epsilon, Flat, Gamma, Linear, fold, redistributed, stabilised, z_plus
 
 # Their own gradient shares relevance out in proportion to what came in: sums, and what only moves or picks values.
@@ -84,13 +84,13 @@ class Lrp:
         rule = rules[self.composite]()
         return Composite(rule, rule, rule)
 
-    def __call__(self, question: Question, x: Tensor, wanted: Tensor | None) -> Tensor:
-        if question.score != "logit":
-            raise BadInput(f"LRP shares out the logit, not score={question.score}; use score=logit")
+    def __call__(self, inputs: Inputs, x: Tensor, wanted: Tensor | None) -> Tensor:
+        if inputs.score != "logit":
+            raise BadInput(f"LRP shares out the logit, not score={inputs.score}; use score=logit")
         x = x.detach().requires_grad_()
-        with torch.enable_grad(), Relevance(question.net, self.rules(), x, self.epsilon) as seen:
-            logits = question.logits(x)
-            total = question.each(logits, wanted).sum()
+        with torch.enable_grad(), Relevance(inputs.net, self.rules(), x, self.epsilon) as seen:
+            logits = inputs.logits(x)
+            total = inputs.each(logits, wanted).sum()
         flat = isinstance(seen.composite.first, Flat)
         if flat and seen.saw_convolution and not seen.carriers:
             raise BadInput("no convolution reads the image itself, which the flat rule needs; use composite=epsilon")
@@ -126,7 +126,7 @@ class Relevance(Rewriting):
         self.seen, self.pixels = WeakTensorKeyDictionary(), WeakTensorKeyDictionary()
         self.seen[x] = self.pixels[x] = True  # pixels: the image, and what was made of it pixel by pixel
 
-    def perform(self, step: Step) -> Any:
+    def perform(self, step: Operation) -> Any:
         for t in _tensors(step):
             if t.requires_grad and t not in self.seen:
                 raise _refusal(step, "its input, which something unseen made: TorchScript or an autograd.Function")
@@ -136,7 +136,7 @@ class Relevance(Rewriting):
                 self.seen[part] = True
         return out
 
-    def _perform(self, step: Step) -> Any:
+    def _perform(self, step: Operation) -> Any:
         if step.name in QUESTIONS or (step.name == "__get__" and not isinstance(_done(step), Tensor)):
             return _done(step)
         if step.name == "batch_norm":
@@ -156,7 +156,7 @@ class Relevance(Rewriting):
         return out
 
     # ---- layers: their rule waits until it is known whether a BatchNorm follows ----
-    def _layer(self, step: Step) -> Tensor:
+    def _layer(self, step: Operation) -> Tensor:
         x, weight, bias = (step.argument(n, i) for i, n in enumerate(("input", "weight", "bias")))
         if weight.requires_grad:
             raise _refusal(step, f"{step.name} whose weights depend on the image")
@@ -165,7 +165,7 @@ class Relevance(Rewriting):
         self.waiting[out] = _Waiting(step.name, lambda: linear, x)
         return out
 
-    def _batch_norm(self, step: Step) -> Tensor:
+    def _batch_norm(self, step: Operation) -> Tensor:
         if step.call is not F.batch_norm:
             raise _refusal(step, "torch.batch_norm (F.batch_norm has one)")
         x, mean, var, gamma, beta, eps = (step.argument(n, i) for n, i in _BATCH_NORM.items())
@@ -200,7 +200,7 @@ class Relevance(Rewriting):
         return redistributed(out, (count, out / count))
 
     # ---- everything else ----
-    def _other(self, step: Step, inputs: list[Tensor]) -> Any:
+    def _other(self, step: Operation, inputs: list[Tensor]) -> Any:
         if step.name in PLAIN or (is_relu(step) and not has_ceiling(step)):
             return _done(step)
         if step.name in SMOOTH or is_relu(step):
@@ -225,7 +225,7 @@ class Relevance(Rewriting):
         self.weighing[out] = _refusal(step, f"{step.name} of two things that both depend on the image")
         return out
 
-    def _weigh(self, step: Step, inputs: list[Tensor]) -> Any:
+    def _weigh(self, step: Operation, inputs: list[Tensor]) -> Any:
         """A product may go on to a gate, as in attention. Anywhere else its relevance would be lost."""
         product = next(self.weighing[t] for t in _tensors(step) if t in self.weighing)
         if inputs or step.name not in PLAIN | PRODUCTS | GATES:
@@ -236,7 +236,7 @@ class Relevance(Rewriting):
                 self.weighing[part] = product
         return out
 
-    def _norm(self, step: Step) -> Tensor:
+    def _norm(self, step: Operation) -> Tensor:
         """Ali et al., 2022: with its spread held constant a norm is a linear layer, and gets the epsilon rule."""
         out, x, shape, weight = _done(step), step.args[0], step.args[1], step.argument("weight", 2)
         layer_wise = step.name == "layer_norm"
@@ -251,7 +251,7 @@ class Relevance(Rewriting):
         """All of it goes through an elementwise function."""
         return redistributed(out, (x, out / stabilised(x, self.epsilon)))
 
-    def _remember(self, step: Step, inputs: list[Tensor], out: Tensor) -> None:
+    def _remember(self, step: Operation, inputs: list[Tensor], out: Tensor) -> None:
         values = [t for t in _tensors(step) if t.is_floating_point()]
         stays = step.name in NONNEGATIVE_STAYS or (step.name == "add" and len(values) == 2)
         if is_relu(step) or (stays and all(t in self.nonnegative for t in values)):
@@ -263,14 +263,14 @@ class Relevance(Rewriting):
 _BATCH_NORM = {"input": 0, "running_mean": 1, "running_var": 2, "weight": 3, "bias": 4, "eps": 7}  # of F.batch_norm
 
 
-def _done(step: Step) -> Any:
+def _done(step: Operation) -> Any:
     return step.call(*step.args, **step.options)
 
 
-def _tensors(step: Step) -> Iterator[Tensor]:
+def _tensors(step: Operation) -> Iterator[Tensor]:
     for value in (*step.args, *step.options.values()):
         yield from (t for t in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(t, Tensor))
 
 
-def _refusal(step: Step, what: str) -> BadInput:
+def _refusal(step: Operation, what: str) -> BadInput:
     return BadInput(f"{step.where}: LRP has no rule for {what}; use another layer there, or another method")

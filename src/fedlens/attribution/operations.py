@@ -24,7 +24,7 @@ QUESTIONS = frozenset({"dim", "ndimension", "size", "numel", "stride", "is_float
 ARITHMETIC = frozenset({"add", "sub", "mul", "div"})
 
 
-class Step(NamedTuple):
+class Operation(NamedTuple):
     """One operation on its way to being done."""
 
     net: Network
@@ -49,7 +49,7 @@ class Step(NamedTuple):
         return self.args[position] if position < len(self.args) else self.options.get(name, default)
 
 
-Rule = Callable[[Step, Tensor], Tensor]  # keeps the value, changes the gradient
+Rule = Callable[[Operation, Tensor], Tensor]  # keeps the value, changes the gradient
 
 
 class Rewriting(TorchFunctionMode):
@@ -76,12 +76,12 @@ class Rewriting(TorchFunctionMode):
         if not (in_place or self.sees_all or name in self.table):
             return func(*args, **options)
         if not (in_place and _differentiated(args)):
-            return self.perform(Step(self.net, name, func, args, options))
-        step = Step(self.net, name, call, args, {k: v for k, v in options.items() if k != "inplace"})
+            return self.perform(Operation(self.net, name, func, args, options))
+        step = Operation(self.net, name, call, args, {k: v for k, v in options.items() if k != "inplace"})
         self.displaced = self.displaced or step.where
         return self.perform(step)
 
-    def perform(self, step: Step) -> Any:
+    def perform(self, step: Operation) -> Any:
         out = step.call(*step.args, **step.options)
         for rule in self.table.get(step.name, ()):
             out = rule(step, out)
@@ -104,7 +104,7 @@ def operation(func: Callable) -> tuple[str, Callable, bool]:
     return name, func, False
 
 
-def is_relu(step: Step) -> bool:
+def is_relu(step: Operation) -> bool:
     """Whether this operation is a ReLU, with or without a ceiling; nn.ReLU6 arrives as a hard tanh from 0 to 6."""
     if step.name in ("hardtanh", "clamp", "clamp_min"):
         low = step.argument("min_val" if step.name == "hardtanh" else "min", 1)
@@ -112,7 +112,7 @@ def is_relu(step: Step) -> bool:
     return step.name in RELUS
 
 
-def has_ceiling(step: Step) -> bool:
+def has_ceiling(step: Operation) -> bool:
     """Whether this ReLU is flat above as well."""
     return step.name in ("relu6", "hardtanh") or (step.name == "clamp" and step.argument("max", 2) is not None)
 

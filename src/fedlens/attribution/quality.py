@@ -14,7 +14,7 @@ from ..core.network import Network
 from ..core.rng import generator, key
 from ..core.tree import Tree
 from .attribute import Method, attribute
-from .inputs import Score, Target, ask
+from .inputs import Score, Target, prepare
 from .masks import normalised
 from .similarity import cosine, rank_correlation, ssim
 
@@ -57,14 +57,14 @@ def _curve(
         raise BadInput(f"steps={steps} gives no curve; give 1 or more")
     if maps.shape[0] != len(x) or maps.shape[-2:] != x.shape[-2:]:
         raise BadInput(f"maps {list(maps.shape)} do not lie on the images {list(x.shape)}")
-    question = ask(net, weights, x, y, target, score, chunk, differentiable=False)
+    inputs = prepare(net, weights, x, y, target, score, chunk, differentiable=False)
     pixels = x.shape[-2] * x.shape[-1]
     # Step s is over when floor(pixels * s / steps) of them have changed.
     due = torch.tensor([pixels * s // steps for s in range(steps + 1)])
     curves = []
     with torch.no_grad():
-        for part, images, wanted in question.pieces():
-            wanted = question.predicted(images) if wanted is None else wanted
+        for part, images, wanted in inputs.pieces():
+            wanted = inputs.predicted(images) if wanted is None else wanted
             relevance = maps[part].to(images)
             relevance = relevance.sum(1) if relevance.dim() == 4 else relevance
             order = relevance.flatten(1).sort(dim=1, descending=True, stable=True)[1]
@@ -73,8 +73,7 @@ def _curve(
             other = torch.zeros_like(images) if fill == "zero" else blurred(images)
             before, after = (other, images) if insert else (images, other)
             heights = [
-                question.each(question.logits(torch.where(rank < count, after, before)), wanted)
-                for count in due.tolist()
+                inputs.each(inputs.logits(torch.where(rank < count, after, before)), wanted) for count in due.tolist()
             ]
             curves.append(torch.stack(heights, 1).to(x.device))
     return torch.cat(curves) if curves else x.new_zeros(0, steps + 1)

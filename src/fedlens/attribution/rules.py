@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..core.errors import BadInput
-from .operations import SMOOTH, Step, is_relu
+from .operations import SMOOTH, Operation, is_relu
 
 
 class _PositiveGradient(torch.autograd.Function):
@@ -27,7 +27,7 @@ class _PositiveGradient(torch.autograd.Function):
         return gradients[0].clamp(min=0)
 
 
-def guided(step: Step, out: Tensor) -> Tensor:
+def guided(step: Operation, out: Tensor) -> Tensor:
     """Springenberg et al., 2015: only positive gradients pass, and through active units alone (the ReLU's own part)."""
     if step.name in SMOOTH or (step.name == "hardtanh" and not is_relu(step)):
         raise BadInput(

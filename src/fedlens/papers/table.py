@@ -39,7 +39,7 @@ def reproduce(
     words: Sequence[str] = (),
     watch: Callable[[], AbstractContextManager[Watcher]],
     say: Callable[[str], None] = lambda text: None,
-) -> Table:
+) -> PaperTable:
     """Run what is missing, one cell after another, the first seed of all of them first; the table after each of them.
 
     Interrupted, it goes on where it stopped when it is called again.
@@ -63,16 +63,16 @@ def reproduce(
     return table
 
 
-def gather(grid: Grid, out: Path, words: Sequence[str], asked: Sequence[Cell] = ()) -> Table:
+def gather(grid: Grid, out: Path, words: Sequence[str], asked: Sequence[Cell] = ()) -> PaperTable:
     """All that is finished under this protocol, whoever ran it."""
     cells = grid.fitting(words)
     changed = {change for cell in cells for change in cell.changes}
     lacking = {word for column in grid.columns.values() for word in column.instead}
-    return Table(grid, out, protocol_name(grid.name, sorted(changed - lacking)), cells, asked).read()
+    return PaperTable(grid, out, protocol_name(grid.name, sorted(changed - lacking)), cells, asked).read()
 
 
 @dataclass(frozen=True)
-class Table:
+class PaperTable:
     """What is known: {(row, column): {seed: Done}}."""
 
     grid: Grid
@@ -84,7 +84,7 @@ class Table:
     begun: Mapping[tuple[str, str, int], str] = field(default_factory=dict)
     failures: Mapping[tuple[str, str, int], str] = field(default_factory=dict)
 
-    def read(self) -> Table:
+    def read(self) -> PaperTable:
         """With what the runs' folders hold now."""
         done: dict[tuple[str, str], dict[int, Done]] = {}
         begun: dict[tuple[str, str, int], str] = {}

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from ..plots.style import COLOURS, caption, pyplot, save
 from ..runs.grid import Reported, mean
-from .table import Table
+from .table import PaperTable
 
 WIDE = 3  # columns of the table beside each other
 _GREY = "#666666"
 
 
-def draw(table: Table) -> Path | None:
+def draw(table: PaperTable) -> Path | None:
     """Beside the table; None where nothing has been run."""
     shown = {cell.row for cell in table.shown}
     rows = [row for row in table.grid.rows if row in shown]
@@ -39,7 +39,7 @@ def draw(table: Table) -> Path | None:
     return save(figure, table.out / f"{table.name}.png")  # with an ending: names of protocols have dots
 
 
-def _values(table: Table, rows: Iterable[str], column: str) -> dict[str, list[float]]:
+def _values(table: PaperTable, rows: Iterable[str], column: str) -> dict[str, list[float]]:
     return {row: [one.value for one in table.done.get((row, column), {}).values()] for row in rows}
 
 
@@ -55,7 +55,7 @@ def _mark(axis, at: int, values: list[float], paper: Reported | None) -> None:
     axis.annotate(f"{middle:.1f}", (middle, at), (0, 7), textcoords="offset points", fontsize=8, ha="center")
 
 
-def _told(table: Table, columns: Iterable[str], many: bool) -> str:
+def _told(table: PaperTable, columns: Iterable[str], many: bool) -> str:
     parts = [f"{table.grid.name}: {table.grid.measured}.", "Dots: our runs, one a seed; above them their mean."]
     if many:
         parts[-1] = "Dots: our runs, one a seed; lines and numbers: their means."

@@ -22,7 +22,7 @@ MISSED = -100.0  # the reward of an episode that ends over budget
 Accuracies = Callable[[Sequence[Kept]], Sequence[float]]
 
 
-class Found(NamedTuple):
+class SearchResult(NamedTuple):
     kept: dict[str, int]
     agent: Tree
     accuracy: float  # of the sub-model that is kept; not a number if no episode met the budget
@@ -37,7 +37,7 @@ def search(
     episodes: int,
     seed: int,
     learns: Learns = "all",
-) -> Found:
+) -> SearchResult:
     """Yu et al., 2022, algorithm 1. Within the budget the most accurate sub-model wins, then the smaller one."""
     best: tuple[tuple[float, float], dict[str, int]] | None = None
     rewards: list[float] = []
@@ -53,7 +53,7 @@ def search(
         last = tried[-1].ratios
         agent = ppo.updated(agent, seen, remembered(tried), learns=learns)
     kept = best[1] if best else choice.projected(last)
-    return Found(kept, agent, best[0][0] if best else torch.nan, sum(rewards) / len(rewards))
+    return SearchResult(kept, agent, best[0][0] if best else torch.nan, sum(rewards) / len(rewards))
 
 
 class Episode:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...attribution import layer_saliency
-from ...attribution.operations import CONVOLUTIONS, Rewriting, Step
+from ...attribution.operations import CONVOLUTIONS, Operation, Rewriting
 from ...core.network import Network
 from ...core.tree import Tree
 from ...experiment import Experiment, build
@@ -117,7 +117,7 @@ def _layer_sizes(net: Network, weights: Tree, one: Tensor) -> tuple[int, int]:
     """Numbers in the maps of all convolutions of one image: channel means, and all channels."""
     maps = channels = 0
 
-    def count(step: Step, out: Tensor) -> Tensor:
+    def count(step: Operation, out: Tensor) -> Tensor:
         nonlocal maps, channels
         maps, channels = maps + out[0, 0].numel(), channels + out[0].numel()
         return out

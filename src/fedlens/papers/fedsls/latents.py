@@ -12,8 +12,8 @@ from torch import Tensor
 from ...algorithms.fedsl import average_pool
 from ...attribution.attribute import attribute
 from ...attribution.channels import tapped
-from ...attribution.inputs import ask
-from ...attribution.operations import CONVOLUTIONS, RELUS, SMOOTH, Rewriting, Step
+from ...attribution.inputs import prepare
+from ...attribution.operations import CONVOLUTIONS, RELUS, SMOOTH, Operation, Rewriting
 from ...attribution.rules import guided
 from ...attribution.similarity import cosine, ssim
 from ...core.errors import BadInput
@@ -47,21 +47,21 @@ def saliency_maps(net: Network, weights: Tree, x: Tensor, y: Tensor | None = Non
 
     Of the true class's logit, or without y of the predicted one's.
     """
-    question = ask(net, weights, x, y, "predicted" if y is None else "true", "logit")
-    if not question.kinds & CONVOLUTIONS:
+    inputs = prepare(net, weights, x, y, "predicted" if y is None else "true", "logit")
+    if not inputs.kinds & CONVOLUTIONS:
         raise BadInput("saliency maps need a convolution, and the network has none")
 
-    def first(step: Step, out: Tensor) -> Tensor:
+    def first(step: Operation, out: Tensor) -> Tensor:
         if leaves:
             return out
         leaves.append(out.new_zeros(len(out), *out.shape[2:], requires_grad=True))
         return tapped(out, leaves[0], lambda gradient, out: (gradient * out.clamp(min=0)).mean(1))
 
     found = []
-    for _, images, wanted in question.pieces():
+    for _, images, wanted in inputs.pieces():
         leaves: list[Tensor] = []
-        with torch.enable_grad(), Rewriting(question.net, [(RELUS | SMOOTH, guided), (CONVOLUTIONS, first)]):
-            total = question.each(question.logits(images), wanted).sum()
+        with torch.enable_grad(), Rewriting(inputs.net, [(RELUS | SMOOTH, guided), (CONVOLUTIONS, first)]):
+            total = inputs.each(inputs.logits(images), wanted).sum()
         found.append(torch.autograd.grad(total, leaves, materialize_grads=True)[0].to(x))
     return torch.cat(found)
 
