@@ -129,31 +129,31 @@ def _settings(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 # ---- HTML ------------------------------------------------------------------------------------------------------------
 def page(content: dict[str, Any]) -> str:
     """Only the script and the style that are in the package can act: a policy names them by their hashes."""
-    style, script = _style(), "\n".join(_asset(name) for name in _SCRIPTS)
+    style, script = style_sheet(), "\n".join(asset(name) for name in _SCRIPTS)
     return _PAGE.format(
         title=html.escape(f"{content['title']} · FedLens"),
         style=style,
         style_hash=_hash(style),
         script=script,
         script_hash=_hash(script),
-        content=_inert(content),
+        content=inert(content),
     )
 
 
-def _inert(content: Any) -> str:
+def inert(content: Any) -> str:
     """JSON that no HTML parser takes for anything else."""
     text = json.dumps(content, allow_nan=False, separators=(",", ":"), ensure_ascii=True)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _style() -> str:
+def style_sheet() -> str:
     light, dark = (
         ";".join(f"--c{number}:{colour}" for number, colour in enumerate(each)) for each in (COLOURS, DARK_COLOURS)
     )
-    return _asset("page.css").replace("/* light palette */", light).replace("/* dark palette */", dark)
+    return asset("page.css").replace("/* light palette */", light).replace("/* dark palette */", dark)
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
     return (resources.files("fedlens.report") / "assets" / name).read_text("utf-8")
 
 

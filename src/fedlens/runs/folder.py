@@ -97,7 +97,7 @@ class RunFolder:
         return self.path / "config.yaml"
 
     def passport(self) -> dict[str, Any]:
-        return self._json("passport.json")
+        return self.read_json("passport.json")
 
     def names(self) -> Names:
         """What its clients and classes are called; nothing where a run from before does not say."""
@@ -111,7 +111,7 @@ class RunFolder:
 
     def result(self) -> dict[str, Any] | None:
         """The summary of a complete run."""
-        return self._json("result.json") if (self.path / "result.json").exists() else None
+        return self.read_json("result.json") if (self.path / "result.json").exists() else None
 
     def change(self, config: str, config_hash: str) -> None:
         """Other settings for the rest of the run."""
@@ -191,7 +191,7 @@ class RunFolder:
 
     def common_payload(self, round: int) -> list[Path]:
         """The file beside this round's checkpoint that others may need, too, if it has one."""
-        digest = self._json(f"checkpoints/{round:06d}.json")["shared"]
+        digest = self.read_json(f"checkpoints/{round:06d}.json")["shared"]
         return [self._shared_file(digest)] if digest else []
 
     def _shared_file(self, digest: str) -> Path:
@@ -224,7 +224,7 @@ class RunFolder:
         return sorted(int(path.stem) for path in self.checkpoints.glob("??????.json"))
 
     def _load(self, round: int) -> Checkpoint:
-        manifest = self._json(f"checkpoints/{round:06d}.json")
+        manifest = self.read_json(f"checkpoints/{round:06d}.json")
         state = self._checked(self.checkpoints / f"{round:06d}.safetensors", manifest["sha256"]).state
         if manifest["shared"]:
             state = state.replace(shared=self._checked(self._shared_file(manifest["shared"]), manifest["shared"]))
@@ -238,7 +238,7 @@ class RunFolder:
             raise ValueError("its checksum differs")
         return decode(data)
 
-    def _json(self, name: str) -> Any:
+    def read_json(self, name: str) -> Any:
         try:
             return json.loads((self.path / name).read_text())
         except FileNotFoundError:

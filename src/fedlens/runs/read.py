@@ -182,14 +182,14 @@ class StoredRun:
 
     def json(self, name: str) -> Any:
         """A file that not every run has, or None."""
-        return self.folder._json(name) if (self.folder.path / name).exists() else None
+        return self.folder.read_json(name) if (self.folder.path / name).exists() else None
 
 
 def label_counts(folder: RunFolder) -> list[list[int]] | None:
     """[clients][classes] training images; None where nodes keep that to themselves."""
     if not (folder.path / "label_counts.json").exists():
         return None
-    counts = folder._json("label_counts.json")
+    counts = folder.read_json("label_counts.json")
     rows = counts if isinstance(counts, list) and all(isinstance(row, list) for row in counts) else [[None]]
     if len({len(row) for row in rows}) != 1 or not all(isinstance(count, int) for row in rows for count in row):
         raise BadInput("label_counts.json is damaged: it should hold a list of numbers for each client")

@@ -299,7 +299,7 @@ def _number(words: dict[str, list[str]], name: str) -> int:
 
 
 def _page(server: LiveServer, words: dict[str, list[str]]) -> Answer:
-    content = report._inert({"version": __version__, "folder": str(server.folder), "dashes": DASHES})
+    content = report.inert({"version": __version__, "folder": str(server.folder), "dashes": DASHES})
     return Answer(_asset("page.html").replace("{content}", content).encode(), "text/html; charset=utf-8")
 
 
@@ -308,7 +308,7 @@ def _asset(name: str) -> str:
 
 
 def _style(server: LiveServer, words: dict[str, list[str]]) -> Answer:
-    return Answer(f"{report._style()}\n{_asset('live.css')}".encode(), "text/css; charset=utf-8")
+    return Answer(f"{report.style_sheet()}\n{_asset('live.css')}".encode(), "text/css; charset=utf-8")
 
 
 def _icon(server: LiveServer, words: dict[str, list[str]]) -> Answer:
@@ -316,7 +316,7 @@ def _icon(server: LiveServer, words: dict[str, list[str]]) -> Answer:
 
 
 def _script(server: LiveServer, words: dict[str, list[str]]) -> Answer:
-    text = "\n".join([*(report._asset(name) for name in _SHARED), *(_asset(name) for name in ("draw.js", "live.js"))])
+    text = "\n".join([*(report.asset(name) for name in _SHARED), *(_asset(name) for name in ("draw.js", "live.js"))])
     return Answer(text.encode(), "text/javascript; charset=utf-8")
 
 
