@@ -87,16 +87,7 @@ class SPATL(Algorithm):
     adapt_epochs: Number = 10  # of a predictor whose client never took part
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {
-        # The printed equations, corrected where they cannot be meant: the defaults, by name.
-        "paper": {
-            "selector": "rl",
-            "private": "predictor",
-            "control_scale": 1.0,
-            "control_at": "grad",
-            "control_over": "reach",
-            "control_norm": "population",
-            "weighed": "uniform",
-        },
+        "paper": {},  # the printed equations, corrected where they cannot be meant
         # The released code. The stem stays at the clients, too; controls are a hundredth, put on after each step,
         # learned as if they had acted in full over as many steps, and averaged over the cohort; clients count by their
         # examples. These are the controls of its `--alg scaffold`: `--alg spatl` has none and lowers the rate by a
