@@ -312,7 +312,7 @@ def test_maps_are_of_the_models_that_were_judged(runs, tmp_path, monkeypatch):
 def test_figures_run_what_is_missing_once(data, tmp_path, monkeypatch):
     monkeypatch.setattr(pse_figures, "TASKS", ("cifar10/2", "cifar10/4"))
     monkeypatch.setattr(pse_figures, "CONVERGENCE", ("cifar10/2", "fashion_mnist/4"))
-    words = [*SMALL, data, "keep=1", "rounds=2", "local.epochs=2"]
+    words = [*SMALL, data, "keep=1", "rounds=2", "local.epochs=2", "local.batch_size=32"]
     figures = {name: one for name, one in reproducible().items() if name.startswith("pse/figure")}
     assert list(figures) == [f"pse/figure{n}" for n in (1, 2, 3, 4)]
     drawn = {name: figure.draw(words, 3, tmp_path / name) for name, figure in figures.items()}

@@ -46,12 +46,10 @@ SMALL = (
 IMAGES, EPOCHS, UPDATES, TARGETS = 60, 3, 3, (0.05, 1.01)
 
 
-@pytest.fixture(scope="module")
-def words(tmp_path_factory):
-    """Ten classes of 16 x 16: a bright field at the class's place, under noise."""
-    path, draw = tmp_path_factory.mktemp("data") / "fields.npz", generator(4)
-    parts = {}
-    for part, count in (("train", 40), ("test", 12)):
+def fields(path, train, test):
+    """Ten classes of 16 x 16, so many images each: a bright field at the class's place, under noise."""
+    draw, parts = generator(4), {}
+    for part, count in (("train", train), ("test", test)):
         y = torch.arange(10).repeat_interleave(count)
         x = torch.rand(len(y), 16, 16, generator=draw) * 0.4
         for image, label in zip(x, y.tolist(), strict=True):
@@ -59,6 +57,11 @@ def words(tmp_path_factory):
         parts |= {f"x_{part}": x.numpy(), f"y_{part}": y.numpy()}
     np.savez(path, **parts)
     return (f"data={path}", *SMALL)
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory):
+    return fields(tmp_path_factory.mktemp("data") / "fields.npz", 24, 12)
 
 
 @pytest.fixture(scope="module")
@@ -231,8 +234,9 @@ def test_sub_models_against_modules_that_are_really_cut(out):
 
 
 @pytest.fixture(scope="module")
-def residual(words, tmp_path_factory):
+def residual(tmp_path_factory):
     """A network with sums and norms, whose agents judge sub-models with norms of their own."""
+    words = fields(tmp_path_factory.mktemp("data") / "fields.npz", 12, 6)
     out, more = (
         tmp_path_factory.mktemp("residual"),
         ("clients=2", "rounds=1", "local.epochs=1", "model=resnet20", "algorithm.episodes=4"),

@@ -611,7 +611,7 @@ def test_a_run_is_the_same_in_processes_and_after_a_stop(tmp_path):
 
 
 def test_a_fifth_that_flips_signs_stops_the_mean_and_not_the_median(tmp_path):
-    words = ["clients=10", "cohort=10", "rounds=6", "local.steps=12", "local.lr=0.05", "partition=iid"]
+    words = ["clients=10", "cohort=10", "rounds=5", "local.steps=8", "local.lr=0.1", "partition=iid", "model=cnn2"]
     words += ["algorithm=fedavg", "attack=signflip", "attack.strength=5", "engine=sequential", "evaluate.every=0"]
     mean = finished(tmp_path / "mean", *words, "defences=none")
     for name in ("median", "multikrum"):
