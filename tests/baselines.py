@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -142,14 +141,6 @@ def write_images(path, count, side, channels, seed):
     y = np.arange(count) % 3
     x = draw.integers(0, 120, (count, side, side, channels)) + 40 * y[:, None, None, None]
     np.savez(path, x_train=x.astype(np.uint8), y_train=y, x_test=x[:30].astype(np.uint8), y_test=y[:30])
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    where = tmp_path_factory.mktemp("images")
-    write_images(where / "own.npz", 120, 8, 1, 0)
-    write_images(where / "public.npz", 60, 12, 3, 1)  # other sides and colours
-    return where
 
 
 def words(folder, name, *more):

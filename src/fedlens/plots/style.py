@@ -84,5 +84,6 @@ def save(figure: Any, path: Path) -> Path:
     undated = {".png": None, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
     for kind, metadata in undated.items():
         figure.savefig(path.with_suffix(kind), metadata=metadata)
+        figure.set_layout_engine("none")  # it is laid out: doing it again takes longer than drawing
     pyplot().close(figure)
     return path.with_suffix(".png")
