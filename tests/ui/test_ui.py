@@ -562,11 +562,11 @@ def test_between_checkpoints_the_log_is_followed(tmp_path):
     assert seen.curves(4, 0 + seen.generation)["curves"]["global"] == {
         "round": [5], "accuracy": [0.9876], "loss": [0.1234], "seconds": [9.0]}  # fmt: skip
     with open(path / "log.txt", "a") as log:
-        log.write("racy 0.9900  loss 0.1000  up 6.0 MB  down 6.0 MB  11.0 s\n")
+        log.write("racy 99.00 %  loss 0.1000  up 6.0 MB  down 6.0 MB  11.0 s\n")
     assert seen.refresh() and seen.row["round"] == 6 and seen.row["accuracy"] == 0.99
 
 
-def test_rounds_without_a_look_are_not_drawn(tmp_path):
+def test_rounds_without_an_evaluation_are_not_drawn(tmp_path):
     path = synthetic(tmp_path / "run", 2, done=False)
     text = (path / "config.yaml").read_text()
     (path / "config.yaml").write_text(text.replace("  every: 1\n", "  every: 2\n"))
