@@ -459,7 +459,7 @@ def test_new_images_are_no_clients(out):
     theirs = {
         i for part in (run.federation.train, run.federation.test) for index in part.values() for i in index.tolist()
     }
-    assert len(theirs) == 400 and {*train.tolist(), *test.tolist()} == set(range(400, 520))
+    assert len(theirs) == 240 and {*train.tolist(), *test.tolist()} == set(range(240, 360))
     assert (len(train), len(test)) == (108, 12)
     with pytest.raises(BadInput, match=r"needs 10 new images or more, but has 9: raise --images"):
         spatl_figures.new_images(run, 9)

@@ -126,7 +126,7 @@ def test_a_model_that_is_looked_at_twice_counts_once(tmp_path):
 )
 def test_every_model_that_training_made_counts(tmp_path, words, twice):
     """Methods that ask something first, or train through the eyes of another."""
-    out = done(tmp_path / "a", *words, "rounds=3", "local.steps=5", "local.lr=0.05", "evaluate.last=10")
+    out = done(tmp_path / "a", *words, "rounds=3", "local.steps=12", "local.lr=0.05", "evaluate.last=10")
     rows = [row for row in out.metrics().to_pylist() if row["model"] == "global" and row["metric"] == "accuracy"]
     _, _, since = asked(tmp_path / "b", *words, "rounds=3").timetable()[-1]
     counted = [row["value"] for row in rows if row["round"] > since]
