@@ -39,7 +39,7 @@ from fedlens.core.rng import generator, key
 from fedlens.core.run import run, timetable
 from fedlens.data import DATASETS, PARTITIONS
 from fedlens.engines.sequential import Sequential
-from fedlens.experiment import Experiment, build
+from fedlens.experiment import Execution, Experiment, build
 from fedlens.models import model_named
 from fedlens.papers.fedxds.figures import DEFENCES, EPSILONS, Study, mechanism, study
 from fedlens.privacy.client_level import ClientPrivacy
@@ -75,8 +75,7 @@ def experiment(asked: argparse.Namespace, model: str, clients: int) -> Experimen
         partition=PARTITIONS["iid"](),
         clients=clients,
         model=model_named(model),
-        device=asked.device,
-        precision="fp32",
+        execution=Execution(device=asked.device, precision="fp32"),
     )
 
 

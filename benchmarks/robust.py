@@ -11,7 +11,6 @@ FEDLENS_DATA names the folder of the data.
 import argparse
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -60,7 +59,7 @@ def carried_out(out: Path, situation: str, rule: str, more: str) -> None:
         resume(folder)
     else:
         words = f"{COMMON} {SITUATIONS[situation]} {RULES[rule]} {more}".split()
-        run(replace(read(words=words), out=str(folder)))
+        run(read(words=words).with_execution(out=str(folder)))
 
 
 def curve(out: Path, situation: str, rule: str, metric: str) -> list[tuple[int, float]]:

@@ -21,7 +21,7 @@ from fedlens.core.errors import BadInput
 from fedlens.core.optimizer import Cosine, Exponential
 from fedlens.core.transform import Clip, GaussianNoise, Quantise, TopK
 from fedlens.data import DATASETS, PARTITIONS
-from fedlens.experiment import Evaluation, Experiment, LocalTraining
+from fedlens.experiment import Evaluation, Execution, Experiment, LocalTraining, RayCluster
 from fedlens.models import MODELS
 
 
@@ -68,7 +68,7 @@ def sentence(*words, file=None):
         ("local.lr=1", Experiment(local=LocalTraining(lr=1.0))),
         ("local.schedule=cosine local.schedule.floor=.5", Experiment(local=LocalTraining(schedule=Cosine(0.5)))),
         ("local={lr: 1e-2, schedule: exponential}", Experiment(local=LocalTraining(lr=0.01, schedule=Exponential()))),
-        ("picture=false", Experiment(picture=False)),
+        ("picture=false", Experiment(execution=Execution(picture=False))),
         ("evaluate.targets=0.5,0.8", Experiment(evaluate=Evaluation(targets=(0.5, 0.8)))),
         ("evaluate.targets=[0.5,0.8]", Experiment(evaluate=Evaluation(targets=(0.5, 0.8)))),
         ("evaluate.targets=0.5", Experiment(evaluate=Evaluation(targets=(0.5,)))),
@@ -79,12 +79,12 @@ def sentence(*words, file=None):
         ("model=my_nets:Net", Experiment(model=MODELS["custom"]("my_nets:Net"))),
         ("model=resnet-18 model.stem=cifar", Experiment(model=MODELS["resnet18"](stem="cifar"))),
         # Text stays as it was typed, whatever else YAML would see in it.
-        ("out=2024-11-02", Experiment(out="2024-11-02")),
-        ("out=007", Experiment(out="007")),
-        ("out=1.50", Experiment(out="1.50")),
-        ("out=no", Experiment(out="no")),
-        ("out=#5", Experiment(out="#5")),
-        ("out=a=b", Experiment(out="a=b")),
+        ("out=2024-11-02", Experiment(execution=Execution(out="2024-11-02"))),
+        ("out=007", Experiment(execution=Execution(out="007"))),
+        ("out=1.50", Experiment(execution=Execution(out="1.50"))),
+        ("out=no", Experiment(execution=Execution(out="no"))),
+        ("out=#5", Experiment(execution=Execution(out="#5"))),
+        ("out=a=b", Experiment(execution=Execution(out="a=b"))),
     ],
 )  # fmt: skip
 def test_words(words, meant):
@@ -229,8 +229,7 @@ def test_command_line_over_file_over_default(tmp_path):
         algorithm=FineTuned(FedProx(mu=0.5)),
         local=LocalTraining(lr=0.001, schedule=Cosine()),
         uplink=(Clip(), TopK()),
-        out="2024-11-02",
-        picture=False,
+        execution=Execution(out="2024-11-02", picture=False),
     )
     assert read(file=file) == written
     assert read("clients=9", file=file) == replace(written, clients=9)
@@ -339,7 +338,7 @@ text = st.text(st.characters(codec="utf-8", exclude_categories=("C",)), max_size
 @st.composite
 def instances(draw, cls, depth=2):
     fields = dataclasses.fields(cls)
-    kinds = config._types(cls)
+    kinds = typing.get_type_hints(cls, include_extras=True)
     drawn = {f.name: draw(values(kinds[f.name], f.default, depth)) for f in fields if draw(st.booleans())}
     try:
         return cls(**drawn)
@@ -353,14 +352,14 @@ PARTS = [(kind, name) for kind, registry in config.REGISTRIES.items() for name i
 @pytest.mark.parametrize(("kind", "name"), PARTS, ids=lambda part: getattr(part, "__name__", part))
 def test_every_part_survives(kind, name):
     default = config.REGISTRIES[kind][name]()
-    written = json.loads(json.dumps(config.plain(default)))
+    written = json.loads(json.dumps(config.to_dict(default)))
     assert written["is"] == name
     assert config.resolve(kind, written) == default == config.resolve(kind, name) == config.resolve(kind, default)
 
     @given(instances(config.REGISTRIES[kind][name]))
     @settings(deadline=None, max_examples=10)
     def survives(value):
-        assert config.resolve(kind, json.loads(json.dumps(config.plain(value)))) == value
+        assert config.resolve(kind, json.loads(json.dumps(config.to_dict(value)))) == value
         assert config.resolve(kind, value) == value
 
     survives()
@@ -372,7 +371,7 @@ def test_every_experiment_survives(tmp_path_factory, experiment):
     file = tmp_path_factory.getbasetemp() / "survivor.yaml"
     file.write_text(config.to_yaml(experiment), "utf-8")
     assert config.read(file) == experiment
-    assert config.resolve(Experiment, json.loads(json.dumps(config.plain(experiment)))) == experiment
+    assert config.resolve(Experiment, json.loads(json.dumps(config.to_dict(experiment)))) == experiment
     assert config.check(experiment) == experiment
 
 
@@ -470,7 +469,7 @@ def test_refused_with_a_list(word, said, names):
         (Experiment(algorithm=FedProx(mu=-1)), ["algorithm=fedprox", "algorithm.mu=-1"]),
         (Experiment(algorithm=FineTuned(FedProx(mu=-1))), ["algorithm=fedprox+ft", "algorithm.base.mu=-1"]),
         (Experiment(uplink="clp"), ["uplink=clp"]),
-        (Experiment(engine="fast"), ["engine=fast"]),
+        (Experiment(execution=Execution(engine="fast")), ["engine=fast"]),
         (Experiment(local=None), ["local=null"]),
     ],
 )
@@ -497,7 +496,7 @@ class Mine(Algorithm):
 
 def test_own_parts_survive_by_the_name_of_their_class(tmp_path):
     experiment = Experiment(algorithm=FineTuned(Mine(strength=2.0)))
-    assert config.plain(experiment)["algorithm"]["base"]["is"] == f"{__name__}:Mine"
+    assert config.to_dict(experiment)["algorithm"]["base"]["is"] == f"{__name__}:Mine"
     file = tmp_path / "own.yaml"
     file.write_text(config.to_yaml(experiment))
     assert config.read(file) == experiment == config.check(experiment)
@@ -514,6 +513,25 @@ def test_a_name_that_yaml_takes_for_an_answer():
 @pytest.mark.parametrize(("word", "whose"), [("local.epochs=2", True), ("local.mu=2", False), ("rounds=2", False)])
 def test_what_is_a_section_of_the_experiment(word, whose):
     assert config.is_section(word) == whose
+
+
+def test_execution_is_a_section_in_python_and_flat_when_it_is_typed(tmp_path):
+    where = Execution(device="cpu", ray=RayCluster("here:1"), out="1e5")
+    assert read("device=cpu", "ray.address=here:1", "out=1e5") == Experiment(execution=where)
+    typed = ["execution.device=cpu", "execution={ray: {address: 'here:1'}}", "out=1e5"]
+    assert read(*typed) == Experiment(execution=where)
+    file = tmp_path / "section.yaml"
+    file.write_text("execution: {device: cuda, out: '1e5'}\nray: {address: 'here:1'}")
+    assert read("device=cpu", file=file) == Experiment(execution=where)
+    assert config.to_dict(Experiment(execution=where))["ray"] == {"address": "here:1"}
+    assert sentence("execution=5").startswith("execution is 5, but it should have fields such as devices, engine")
+
+
+def test_one_rule_says_what_can_change_a_result():
+    same = Experiment().with_execution(engine="lanes", workers=2, out="x", track=("wandb",), compile=True, keep=3)
+    assert config.science(same) == config.science(Experiment())
+    assert config.affects_results("precision") and config.affects_results("devices.up")
+    assert not config.affects_results("ray.address")
 
 
 # ---- data that lies apart by client ----

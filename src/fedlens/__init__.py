@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from .experiment import Evaluation, Experiment, LocalTraining
+    from .experiment import Evaluation, Execution, Experiment, LocalTraining
     from .simulate.run import Result, resume, run
 
 _PLACES = {
-    **dict.fromkeys(("Experiment", "LocalTraining", "Evaluation"), "experiment"),
+    **dict.fromkeys(("Evaluation", "Execution", "Experiment", "LocalTraining"), "experiment"),
     **dict.fromkeys(("run", "resume", "Result"), "simulate.run"),
 }
-__all__ = ["Evaluation", "Experiment", "LocalTraining", "Result", "__version__", "resume", "run"]
+__all__ = ["Evaluation", "Execution", "Experiment", "LocalTraining", "Result", "__version__", "resume", "run"]
 
 
 def __getattr__(name: str) -> Any:

@@ -29,7 +29,7 @@ from .core.transform import TRANSFORMS, Transform
 from .data import DATASETS, PARTITIONS, DataSource, Partition
 from .data.partition.base import ByUser
 from .devices.profiles import DEVICES, Devices
-from .experiment import Experiment
+from .experiment import Execution, Experiment
 from .models import MODELS, Model
 from .privacy.client_level import ClientPrivacy
 from .robust.aggregators import DEFENCES
@@ -89,8 +89,9 @@ RENAMED = {
 def read(file: str | Path | None = None, words: Sequence[str] = ()) -> Experiment:
     """The experiment of a YAML file with `key=value` words laid over it; words win over the file, it over defaults."""
     raw: dict[str, Any] = {}
-    for pairs in (_from_file(Path(file)) if file else [], [setting(word) for word in words]):
-        _lay(raw, pairs)
+    typed = [pair for word in words for pair in _flat(dict([setting(word)])).items()]
+    for pairs in (_from_file(Path(file)) if file else [], typed):
+        merged(raw, pairs)
     return resolve(Experiment, _with_owners(raw))
 
 
@@ -99,16 +100,27 @@ def check(experiment: Experiment) -> Experiment:
     return _checked(experiment, "")
 
 
-def plain(value: Any) -> Any:
+def to_dict(value: Any) -> Any:
     """A configuration as dictionaries, lists and scalars; `resolve` turns it back into an equal value."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        fields = {name: to_dict(inner) for name, inner in _fields(value).items()}
         return {"is": _name(type(value)), **fields} if _is_part(value) else fields
-    return [plain(v) for v in value] if isinstance(value, tuple | list) else value
+    return [to_dict(v) for v in value] if isinstance(value, tuple | list) else value
 
 
 def to_yaml(experiment: Experiment) -> str:
-    return yaml.dump(plain(experiment), Dumper=_QuotedYaml, sort_keys=False)
+    return yaml.dump(to_dict(experiment), Dumper=_QuotedYaml, sort_keys=False)
+
+
+def affects_results(key: str) -> bool:
+    """Whether a setting can change a result, or only where and how it is computed."""
+    name = key.partition(".")[0]
+    return name not in _types(Execution) or name in Execution.AFFECTS_RESULTS
+
+
+def science(experiment: Experiment) -> dict[str, Any]:
+    """All settings that can change a result."""
+    return {key: value for key, value in to_dict(experiment).items() if affects_results(key)}
 
 
 # ---- reading ----
@@ -157,7 +169,7 @@ def _from_file(path: Path) -> list[tuple[str, Any]]:
     if found is not None and not isinstance(found, dict):
         what = "a list" if isinstance(found, list) else repr(found)
         raise BadInput(f"{path} should hold keys and values such as `rounds: 20`, but it holds {what}")
-    return [(_canonical(str(key)), _meant_as(str(key), value)) for key, value in (found or {}).items()]
+    return [(_canonical(str(key)), _meant_as(str(key), value)) for key, value in _flat(found or {}).items()]
 
 
 def _no_file(path: Path) -> str:
@@ -200,11 +212,11 @@ def is_section(word: str) -> bool:
 
 def _canonical(key: str) -> str:
     """What a key is called here; one that other tools call by another name may have fields, too."""
-    words = key.split(".")
+    words = key.removeprefix("execution.").split(".")
     for count in range(len(words), 0, -1):
         if (name := ".".join(words[:count])) in ALIASES:
             return ".".join([ALIASES[name], *words[count:]])
-    return key
+    return ".".join(words)
 
 
 def _meant_as(key: str, value: Any) -> Any:
@@ -212,8 +224,8 @@ def _meant_as(key: str, value: Any) -> Any:
     return float(value) if key in RATIOS and type(value) is int else value
 
 
-def _lay(raw: dict[str, Any], pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Lay settings over others. Short keys first: `algorithm.mu=1 algorithm=fedprox` means the same in any order."""
+def merged(raw: dict[str, Any], pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Settings laid over others. Short keys first: `algorithm.mu=1 algorithm=fedprox` means the same in any order."""
     for key, value in sorted(((str(key), value) for key, value in pairs), key=lambda pair: pair[0].count(".")):
         _put(raw, key, value)
     return raw
@@ -282,7 +294,7 @@ def _part(kind: type, value: Any, path: str, default: Any = None, listed: bool =
         raise BadInput(f"{path} has no name, only {', '.join(map(str, fields))}; {nearest('', REGISTRIES[kind])}")
     name, implied = _shorthand(kind, _name(type(default)) if name is None else name, path)
     cls = _class(kind, name, path)
-    return _dataclass(cls, _lay(implied, fields.items()), f"{path}.{name}" if listed else path, str(name))
+    return _dataclass(cls, merged(implied, fields.items()), f"{path}.{name}" if listed else path, str(name))
 
 
 def _parts(kind: type, value: Any, path: str) -> tuple:
@@ -388,17 +400,37 @@ def _dataclass(kind: type, raw: Any, path: str, name: str = "") -> Any:
     known, prefix = _types(kind), f"{path}." if path else ""
     if not isinstance(raw, dict):
         raise BadInput(f"{path} is {raw!r}, but it should have fields such as {', '.join(known)}")
+    raw = _flat(raw) if kind is Experiment else raw
     raw = {RENAMED.get(f"{prefix}{key}", f"{prefix}{key}").rpartition(".")[2]: value for key, value in raw.items()}
     for key in raw:
         if key not in known:
             owner = f" of {name}" if name else ""
             raise BadInput(f"unknown key {prefix}{key}{owner}; {_meant(kind, prefix, str(key))}")
-    defaults = {f.name: f.default for f in dataclasses.fields(kind)}
-    return kind(**{k: resolve(known[k], v, f"{prefix}{k}", defaults[k]) for k, v in raw.items()})
+    parts = (kind, Execution) if kind is Experiment else (kind,)
+    defaults = {f.name: f.default for part in parts for f in dataclasses.fields(part)}
+    found = {k: resolve(known[k], v, f"{prefix}{k}", defaults[k]) for k, v in raw.items()}
+    if kind is Experiment:
+        found["execution"] = Execution(**{k: found.pop(k) for k in _types(Execution) if k in found})
+    return kind(**found)
 
 
 def _checked(value: Any, path: str) -> Any:
-    return _dataclass(type(value), {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}, path)
+    return _dataclass(type(value), _fields(value), path)
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """Fields by name; those of an experiment's execution are its own, as they are typed."""
+    found = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
+    return _flat(found) if isinstance(value, Experiment) else found
+
+
+def _flat(raw: dict[str, Any]) -> dict[str, Any]:
+    """Settings with those of a section `execution` beside the others."""
+    section = raw.get("execution", {})
+    inner = _fields(section) if isinstance(section, Execution) else section
+    if not isinstance(inner, dict):
+        raise BadInput(f"execution is {inner!r}, but it should have fields such as {', '.join(_types(Execution))}")
+    return {**{key: value for key, value in raw.items() if key != "execution"}, **inner}
 
 
 def _meant(kind: type, prefix: str, key: str) -> str:
@@ -453,5 +485,10 @@ def _adapter(kind: Any) -> TypeAdapter:
 
 @functools.lru_cache(maxsize=512)
 def _types(kind: type) -> dict[str, Any]:
+    """Of what type each setting is."""
     hints = typing.get_type_hints(kind, include_extras=True)
-    return {f.name: hints[f.name] for f in dataclasses.fields(kind) if f.init}
+    found = {f.name: hints[f.name] for f in dataclasses.fields(kind) if f.init}
+    if kind is Experiment:
+        del found["execution"]
+        found |= _types(Execution)
+    return found

@@ -8,13 +8,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from annotated_types import Le
 
-from .algorithms import FedAvg
+from .algorithms import FedAvg, name_of
 from .core.algorithm import Recipe, Stage, chain
 from .core.batches import Dataset, Federation
 from .core.cohort import Cohort, Uniform
@@ -75,6 +75,33 @@ class RayCluster:
 
 
 @dataclass(frozen=True)
+class Execution:
+    """Where and how an experiment is computed, and what is kept of it. Its keys are typed as they are: device=cpu."""
+
+    # The one rule of what is not science: results depend on none of these settings but
+    AFFECTS_RESULTS: ClassVar = ("devices", "device", "precision")
+    # and a resumed run may change all of them but
+    FIXED: ClassVar = (*AFFECTS_RESULTS, "compile", "transcript", "out")
+
+    devices: Devices | None = None  # what clients run on, for simulated seconds; changes nothing that is learned
+    engine: Literal["auto", "sequential", "workers", "lanes", "ray"] = "auto"
+    workers: Number = 0  # processes, or actors of engine=ray; 0: one per core (ray on GPUs: one per GPU)
+    ray: RayCluster = RayCluster()
+    lanes: Number = 0  # clients side by side on a GPU; 0: as many as fit
+    device: str = "auto"
+    residency: Literal["auto", "device", "host"] = "auto"  # where images lie; auto: on the GPU when they fit
+    precision: Literal["auto", Precision] = "auto"
+    compile: bool = False  # training passes through torch.compile: worth its half minute in long runs on a GPU
+    memory: Positive = 1.0  # GiB of client memories that each process holds in RAM; the rest is on disk
+    checkpoint: Number = 1  # rounds between checkpoints; 0: only after the last round
+    keep: Number = 0  # rounds between checkpoints that stay, to look at later; 0: only the last two
+    picture: bool = True  # draw the run when it is complete
+    transcript: NonNegative = 0.0  # MiB at most of what crosses that is kept for `fedlens audit`; 0: nothing
+    track: tuple[Literal["tensorboard", "mlflow", "wandb", "trackio"], ...] = ()  # tools that are told of every round
+    out: str = ""  # the run's folder; without one: runs/DATA-ALGORITHM-N
+
+
+@dataclass(frozen=True)
 class Experiment:
     data: DataSource = DATASETS["mnist5k"]()
     auxiliary: DataSource | None = None  # public data at the server, for methods that need some (feddf, fedaux)
@@ -94,23 +121,8 @@ class Experiment:
     faults: Faults = Faults()  # what goes wrong on the way, in simulation
     augment: Literal["none", "flip", "crop_flip"] = "none"
     evaluate: Evaluation = Evaluation()
-    devices: Devices | None = None  # what clients run on, for simulated seconds; changes nothing that is learned
-    engine: Literal["auto", "sequential", "workers", "lanes", "ray"] = "auto"
-    workers: Number = 0  # processes, or actors of engine=ray; 0: one per core (ray on GPUs: one per GPU)
-    ray: RayCluster = RayCluster()
-    lanes: Number = 0  # clients side by side on a GPU; 0: as many as fit
-    device: str = "auto"
-    residency: Literal["auto", "device", "host"] = "auto"  # where images lie; auto: on the GPU when they fit
-    precision: Literal["auto", Precision] = "auto"
-    compile: bool = False  # training passes through torch.compile: worth its half minute in long runs on a GPU
-    memory: Positive = 1.0  # GiB of client memories that each process holds in RAM; the rest is on disk
-    checkpoint: Number = 1  # rounds between checkpoints; 0: only after the last round
-    keep: Number = 0  # rounds between checkpoints that stay, to look at later; 0: only the last two
-    picture: bool = True  # draw the run when it is complete
-    transcript: NonNegative = 0.0  # MiB at most of what crosses that is kept for `fedlens audit`; 0: nothing
-    track: tuple[Literal["tensorboard", "mlflow", "wandb", "trackio"], ...] = ()  # tools that are told of every round
     seed: int = 0
-    out: str = ""  # the run's folder; without one: runs/DATA-ALGORITHM-N
+    execution: Execution = Execution()
 
     @property
     def plan(self) -> Stage:
@@ -129,13 +141,17 @@ class Experiment:
             defences=self.defences,
         )
 
+    def with_execution(self, **changes: Any) -> Experiment:
+        """The same experiment, computed otherwise: with_execution(device="cpu", out="runs/again")."""
+        return replace(self, execution=replace(self.execution, **changes))
+
     def resolved(self) -> Experiment:
         """The same experiment with engine, workers, device and precision decided for this machine."""
-        device = self.device
+        where = self.execution
+        device, precision, engine = where.device, where.precision, where.engine
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         check_device(device)
-        precision = self.precision
         if precision == "auto":
             precision = "fp32" if device == "cpu" else "bf16"
         if precision in ("bf16", "tf32") and device == "cpu":
@@ -143,8 +159,7 @@ class Experiment:
         self._check_accounts()
         largest = max((stage.cohort.size(self.clients) for stage, _, _ in self.timetable()), default=1)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        workers = self.workers or min(cores, largest)
-        engine = self.engine
+        workers = where.workers or min(cores, largest)
         if engine == "auto":
             several = os.name == "posix" and min(workers, largest) > 1 and self.importable
             engine = "lanes" if device != "cpu" else "workers" if several else "sequential"
@@ -157,8 +172,8 @@ class Experiment:
             )
         if engine == "ray" and device.startswith("cuda:"):
             raise BadInput(f"engine=ray gives every actor a GPU of its own: device=cuda, not {device}")
-        workers = workers if engine == "workers" else self.workers if engine == "ray" else 1
-        return replace(self, engine=engine, workers=workers, device=device, precision=precision)
+        workers = workers if engine == "workers" else where.workers if engine == "ray" else 1
+        return self.with_execution(engine=engine, workers=workers, device=device, precision=precision)
 
     def _check_accounts(self) -> None:
         """uplink=dp states what it does of the cohorts that are drawn; with trust=aggregator, of everyone's noise."""
@@ -191,11 +206,11 @@ class Experiment:
 
     def federation(self, images: Images) -> tuple[Federation, Split]:
         """Who owns which images; the same for every method, engine and model."""
-        dtype = torch.float64 if self.precision == "fp64" else torch.float32
+        dtype = torch.float64 if self.execution.precision == "fp64" else torch.float32
         federation, split = federate(images, self.partition, self.clients, self.seed, augment=self.augment, dtype=dtype)
         found = (*(() if self.data.known else (images.summary,)), *parted_users(images, split))
         if self.auxiliary is not None and not self.needs_public_data:
-            found += (f"auxiliary is not used: {_name(self.algorithm)} needs no public data",)
+            found += (f"auxiliary is not used: {name_of(self.algorithm)} needs no public data",)
         split = replace(split, notes=(*found, *split.notes), found=found)
         if self.attack is not None:
             federation = self.attack.poisoned(federation, len(images.classes), self.seed)
@@ -208,7 +223,7 @@ class Experiment:
         if needed and self.auxiliary is None:
             *_, part = takewhile(self._distils, chain(self.algorithm))
             raise BadInput(
-                f"{_name(part)} needs public data that no client owns: set auxiliary, as in auxiliary=cifar100"
+                f"{name_of(part)} needs public data that no client owns: set auxiliary, as in auxiliary=cifar100"
             )
         return needed
 
@@ -218,9 +233,9 @@ class Experiment:
 
     def public(self, found: Images, images: Images) -> Dataset:
         """The training images of an auxiliary data set, as the network takes the clients' images; on the device."""
-        dtype = torch.float64 if self.precision == "fp64" else torch.float32
-        x = resized(found.x[found.train], images.x.shape[1:]).to(self.device)
-        return Dataset(x, found.y[found.train].to(self.device), Prepare(images.mean, images.std, dtype=dtype))
+        dtype = torch.float64 if self.execution.precision == "fp64" else torch.float32
+        x = resized(found.x[found.train], images.x.shape[1:]).to(self.execution.device)
+        return Dataset(x, found.y[found.train].to(self.execution.device), Prepare(images.mean, images.std, dtype=dtype))
 
     def network(self, images: Images) -> Network:
         """The model with its first weights, the same for every method and engine."""
@@ -230,16 +245,10 @@ class Experiment:
         with seeded(key(self.seed, "init")):
             module = self.model.build(len(images.classes), channels, height)
         try:
-            return Network(module, "fp32" if self.precision == "auto" else self.precision, self.buffers, self.compile)
+            precision = "fp32" if self.execution.precision == "auto" else self.execution.precision
+            return Network(module, precision, self.buffers, self.execution.compile)
         except ValueError as error:
             raise BadInput(f"model: {error}") from None
-
-
-def _name(recipe: Recipe) -> str:
-    """As users write it."""
-    from .config import plain
-
-    return plain(recipe)["is"]
 
 
 def _needs_public_data(part: Any) -> bool:
@@ -271,14 +280,15 @@ def build(experiment: Experiment) -> tuple[Network, Federation]:
     """What an engine needs, built anew from the configuration: in this process or in a worker."""
     images = experiment.data.load()
     net, (federation, _) = experiment.network(images), experiment.federation(images)
-    return net.to(experiment.device), to_device(experiment, federation)
+    return net.to(experiment.execution.device), to_device(experiment, federation)
 
 
 def to_device(experiment: Experiment, federation: Federation) -> Federation:
     """On the experiment's device; the images stay on the host when that is asked for, or when they do not fit."""
-    too_large = experiment.residency == "auto" and federation.data.x.nbytes > room_for_images(experiment.device)
-    hosted = experiment.residency == "host" or too_large
-    return (federation.on_host() if hosted else federation).to(experiment.device)
+    where = experiment.execution
+    too_large = where.residency == "auto" and federation.data.x.nbytes > room_for_images(where.device)
+    hosted = where.residency == "host" or too_large
+    return (federation.on_host() if hosted else federation).to(where.device)
 
 
 def devices(device: str) -> list[str]:

@@ -737,7 +737,7 @@ def test_configuration():
     words = ["algorithm=fedsls", "algorithm.base=scaffold", "algorithm.tau=0.3", "algorithm.target=pred"]
     experiment = config.read(words=words)
     assert experiment.algorithm == FedSLS(Scaffold(), tau=0.3, target="pred")
-    assert config.resolve(Experiment, config.plain(experiment)) == experiment
+    assert config.resolve(Experiment, config.to_dict(experiment)) == experiment
     small = config.read(words=["algorithm=fedsl", "algorithm.f=8", "algorithm.down=bilinear"])
     assert small.algorithm == FedSL(f=8, down="bilinear")
     for words, key_ in ((["algorithm=fedsl", "algorithm.f=3"], "f"), (["algorithm=fedsls", "algorithm.tau=2"], "tau")):

@@ -606,8 +606,9 @@ def test_no_observer_beats_the_bounded_promise():
 # ---- in a run ----
 def experiment(tmp_path, name, **settings):
     recipe = FedXDS(warmup_rounds=1, warmup_epochs=None, attribution="inputxgrad")
-    small = dict(model=Mlp(), algorithm=recipe, clients=3, cohort=Uniform(2), rounds=2, engine="sequential")
-    small |= dict(local=LocalTraining(steps=2), picture=False, out=str(tmp_path / name))
+    small = dict(model=Mlp(), algorithm=recipe, clients=3, cohort=Uniform(2), rounds=2)
+    where = fedlens.Execution(engine="sequential", picture=False, out=str(tmp_path / name))
+    small |= dict(local=LocalTraining(steps=2), execution=where)
     return fedlens.Experiment(**small | settings)
 
 
@@ -693,7 +694,7 @@ def test_bases_that_cannot_share(base, said):
 def test_it_survives_yaml():
     for by in (PAPER, OFFICIAL, FIG2C, METRIC, BOUNDED, FedXDS(Scaffold(), sparse=True, mask_epsilon=None)):
         asked = fedlens.Experiment(algorithm=by, uplink=(Clip(),))
-        assert config.resolve(fedlens.Experiment, config.plain(asked)) == asked
+        assert config.resolve(fedlens.Experiment, config.to_dict(asked)) == asked
 
 
 def test_the_exchange_passes_by_the_uplink():

@@ -743,7 +743,7 @@ def test_configuration():
         config.read(words=["algorithm=spatl", "algorithm.selector=unifrom"])
     experiment = config.read(words=["algorithm=spatl", "algorithm.selector=l2_global", "algorithm.budget=0.5"])
     assert experiment.algorithm == SPATL(selector="l2_global", budget=0.5)
-    assert config.resolve(Experiment, config.plain(experiment)) == experiment
+    assert config.resolve(Experiment, config.to_dict(experiment)) == experiment
     assert config.read(words=["algorithm=spatl_official"]).algorithm == OFFICIAL  # as it was once called
     assert config.read(words=["algorithm=spatl/paper"]).algorithm == SPATL()
     assert config.read(words=["algorithm=spatl/official"]).algorithm == OFFICIAL

@@ -36,7 +36,7 @@ from fedlens.core.transform import Clip, GaussianNoise, TopK
 from fedlens.core.tree import Tree
 from fedlens.core.wire import decode
 from fedlens.engines.sequential import Sequential
-from fedlens.experiment import Experiment, LocalTraining
+from fedlens.experiment import Execution, Experiment, LocalTraining
 from fedlens.models import MODELS
 from fedlens.privacy.client_level import ClientPrivacy
 from fedlens.runs.transcript import Recording, Transcript, recorded
@@ -188,15 +188,13 @@ FAST = dict(
     model=MODELS["mlp"](hidden=16),
     local=LocalTraining(steps=1, batch_size=4),
     rounds=4,
-    picture=False,
-    engine="sequential",
-    transcript=50.0,
+    execution=Execution(picture=False, engine="sequential", transcript=50.0),
 )
 
 
 def test_a_resumed_run_has_the_same_transcript(tmp_path):
     for name, rounds in (("whole", 4), ("parts", 2)):
-        simulate.run(Experiment(**{**FAST, "rounds": rounds}, out=str(tmp_path / name)))
+        simulate.run(Experiment(**{**FAST, "rounds": rounds}).with_execution(out=str(tmp_path / name)))
     (tmp_path / "parts" / "transcript" / "000003.safetensors").write_bytes(b"half a round that was cut off")
     simulate.resume(tmp_path / "parts", ["rounds=4"])
     whole, parts = (recorded(tmp_path / name / "transcript") for name in ("whole", "parts"))
@@ -548,7 +546,8 @@ def test_models_behind_uploads(tmp_path):
 def real(tmp_path_factory):
     """A short run on the digits, of single steps."""
     out = tmp_path_factory.mktemp("run") / "digits"
-    simulate.run(Experiment(**{**FAST, "rounds": 2, "local": LocalTraining(steps=1, batch_size=1)}, out=str(out)))
+    short = {**FAST, "rounds": 2, "local": LocalTraining(steps=1, batch_size=1)}
+    simulate.run(Experiment(**short).with_execution(out=str(out)))
     return out
 
 
@@ -590,10 +589,10 @@ def test_bad_input_is_one_sentence(real, tmp_path):
         audit(real, ["shared_images"])
     with pytest.raises(BadInput, match="holds no run"):
         audit(tmp_path / "nowhere")
-    simulate.run(Experiment(**{**FAST, "transcript": 0.0}, out=str(tmp_path / "plain")))
+    simulate.run(Experiment(**FAST).with_execution(transcript=0.0, out=str(tmp_path / "plain")))
     with pytest.raises(BadInput, match=r"has no transcript: .* run it again with transcript=1000"):
         audit(tmp_path / "plain")
-    simulate.run(Experiment(**FAST, algorithm=Local(), out=str(tmp_path / "local")))
+    simulate.run(Experiment(**FAST, algorithm=Local()).with_execution(out=str(tmp_path / "local")))
     with pytest.raises(BadInput, match=r"sends nothing that can be attacked .*--attacks loss_personal"):
         audit(tmp_path / "local")
     assert audit(tmp_path / "local", ["loss_personal"], candidates=40).verdicts[0].samples > 0

@@ -34,7 +34,7 @@ from fedlens.cli.format import split_words
 from fedlens.core.algorithm import Algorithm
 from fedlens.core.errors import BadInput, ClientFailed, RunFailed
 from fedlens.core.tree import Tree
-from fedlens.experiment import Experiment
+from fedlens.experiment import Execution, Experiment
 from fedlens.runs.diff import differences
 from fedlens.runs.folder import RunFolder
 from fedlens.simulate import progress as panel
@@ -869,9 +869,10 @@ class Broken(FedAvg):
 
 
 def test_a_client_that_fails_in_python(tmp_path):
-    small = dict(clients=4, cohort=2, rounds=1, model="mlp", out=str(tmp_path / "run"))
+    small = dict(clients=4, cohort=2, rounds=1, model="mlp")
+    where = Execution(engine="sequential", out=str(tmp_path / "run"))
     with pytest.raises(ClientFailed) as caught:
-        simulate.run(Experiment(algorithm=Broken(), engine="sequential", **small))
+        simulate.run(Experiment(algorithm=Broken(), execution=where, **small))
     assert caught.value.round == 1 and "no such thing" in caught.value.trace
     assert str(caught.value).endswith("KeyError: 'no such thing'")
 
@@ -880,10 +881,10 @@ def test_classes_that_workers_cannot_import(tmp_path):
     class Local(FedAvg):
         pass
 
-    experiment = Experiment(algorithm=Local(), cohort=2, out=str(tmp_path / "run"))
-    assert config.check(experiment).resolved().engine == "sequential"
+    experiment = Experiment(algorithm=Local(), cohort=2)
+    assert config.check(experiment).resolved().execution.engine == "sequential"
     with pytest.raises(BadInput, match="engine=workers needs classes that other processes can import"):
-        simulate.run(Experiment(algorithm=Local(), cohort=2, engine="workers"))
+        simulate.run(experiment.with_execution(engine="workers"))
 
 
 @pytest.mark.parametrize(

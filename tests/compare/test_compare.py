@@ -200,7 +200,8 @@ def test_what_is_done_is_not_run_again_and_a_method_joins(done, tmp_path, monkey
     again = compare(asked(words), [0, 1, 2], tmp_path / "copy", silent(), processes=1)
     assert [again.rows(s) for s in again.settings] == [found.rows(s) for s in found.settings]
     begun = []
-    monkeypatch.setattr(simulate, "run", lambda experiment, watcher: begun.append((experiment.seed, experiment.out)))
+    begin = lambda experiment, watcher: begun.append((experiment.seed, experiment.execution.out))  # noqa: E731
+    monkeypatch.setattr(simulate, "run", begin)
     compare(asked([*words, "scaffold"]), [0], tmp_path / "copy", silent(), processes=1)
     assert [seed for seed, _ in begun] == [0, 0] and all("scaffold" in out for _, out in begun)
 
@@ -244,7 +245,7 @@ def test_what_cannot_run_is_found_out_before_anything_is_trained(tmp_path, monke
     )
     monkeypatch.syspath_prepend(tmp_path)
     began, told = [], []
-    monkeypatch.setattr(simulate, "run", lambda experiment, watcher: began.append(experiment.out))
+    monkeypatch.setattr(simulate, "run", lambda experiment, watcher: began.append(experiment.execution.out))
     monkeypatch.setattr(Board, "say", lambda board, text: told.append((len(began), text)))
     words = ["fedavg", "pse", "fedrep", "faulty:Faulty", "fedprox", *SMALL]
     found = compare(asked(words), [0, 1], tmp_path / "out", silent(), processes=1)
@@ -372,7 +373,7 @@ def test_another_experiment_in_the_folder_is_refused(done):
 def test_what_is_stored_of_a_method_is_taken_for_its_own(method, tmp_path):
     """As it is written by a run: every field checked, so that a default of 70 is stored as 70.0."""
     experiment = config.read(None, [f"algorithm={method}"])
-    placed = config.check(replace(experiment, device="cpu", precision="fp32"))
+    placed = config.check(experiment.with_execution(device="cpu", precision="fp32"))
     (tmp_path / "config.yaml").write_text(config.to_yaml(placed))
     stored(RunFolder(tmp_path), experiment)
     with pytest.raises(BadInput, match="another experiment"):
@@ -460,7 +461,7 @@ def test_what_the_server_does_after_the_answers_is_timed_and_shown_where_it_is_m
     words = ("model=cnn2", "clients=4", "cohort=2", "rounds=3", "local.steps=1", "engine=sequential", "picture=false")
 
     def seconds(name: str, *more: str) -> list[float]:
-        simulate.run(replace(config.read(None, [*words, *more]), out=str(tmp_path / name)))
+        simulate.run(config.read(None, [*words, *more]).with_execution(out=str(tmp_path / name)))
         rows = RunFolder(tmp_path / name).metrics().to_pylist()
         return [row["value"] for row in rows if row["metric"] == "server seconds"]
 

@@ -221,7 +221,7 @@ def test_settings():
     ]
     experiment = config.read(None, [*words, "policy.cooldown=5", "policy.max_weight_share=0.5", "faults.dropout=0.1"])
     assert experiment.policy == RoundPolicy(0.3, 20.0, 3, 1, 2, 5, max_weight_share=0.5)
-    assert config.resolve(Experiment, config.plain(experiment)) == experiment
+    assert config.resolve(Experiment, config.to_dict(experiment)) == experiment
     for word, sentence in (
         ("policy.deadline=0", "policy.deadline is 0, but it should be greater than 0"),
         ("policy.deadlin=5", "did you mean 'policy.deadline'"),

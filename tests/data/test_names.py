@@ -200,7 +200,7 @@ def test_a_damaged_list_of_names_is_one_sentence(nameless):
 def test_a_server_does_not_name_nodes_that_have_data_of_their_own(sites):
     experiment = config.read(None, ["data=clients_folder", f"data.path={sites}"])
     images = experiment.data.load()
-    cards = [passport(experiment, {}, images, ByUser(more="merge").split(images, n, 0)) for n in (1, 4)]
+    cards = [passport(experiment, images, ByUser(more="merge").split(images, n, 0)) for n in (1, 4)]
     assert [len(card["names"]["clients"]) for card in cards] == [0, 4]
     assert all(card["names"]["classes"] == KINDS for card in cards)
 
@@ -285,7 +285,7 @@ def test_bars_of_clients_have_names_below_the_last_row(monkeypatch):
 
 
 def test_pictures_of_explain_are_titled_by_names(finished, nameless, monkeypatch):
-    experiment = replace(config.read(finished.config), device="cpu", precision="fp32")
+    experiment = config.read(finished.config).with_execution(device="cpu", precision="fp32")
     images = experiment.data.load()
     net, (federation, _) = experiment.network(images), experiment.federation(images)
     for folder, titles in ((finished, ["north (3)", f"{SHORT[1]} (1)"]), (nameless, ["client 3", "client 1"])):

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -79,7 +80,7 @@ def test_flops_of_a_search_are_those_of_later_rounds():
 @pytest.mark.parametrize("examples", [0, 1, 4, 13])
 def test_passes_are_those_of_the_plan(how, examples):
     stage = config.read(None, ["local.batch_size=4"]).timetable()[0][0]
-    stage = simulate.replace(stage, **{"epochs": 1, "steps": None} | how)
+    stage = replace(stage, **{"epochs": 1, "steps": None} | how)
     counted = plan(examples, 4, 0, **how).weights.sum()
     assert passes(stage, examples) == int(counted)
 
@@ -87,7 +88,7 @@ def test_passes_are_those_of_the_plan(how, examples):
 def test_a_round_lasts_as_long_as_its_slowest_client():
     experiment = config.read(None, [*SETTINGS, "devices=phone", "seed=3", "local.epochs=2"])
     sizes = [10, 200, 30, 40, 50, 60]
-    clock = clock_of(experiment, images(), sizes, experiment.devices)
+    clock = clock_of(experiment, images(), sizes, experiment.execution.devices)
     entries = [
         Entry(2, 1, "download", 1_000_000, 50),
         Entry(2, 1, "shared", 2_000_000, 0),
@@ -100,9 +101,10 @@ def test_a_round_lasts_as_long_as_its_slowest_client():
     trained, _ = mlp_flops(experiment)
     expected = {}
     for client, down, up, letters in ((1, 3_000_050, 4_000_000, 3), (4, 1_000_050, 10, 2)):
-        device = experiment.devices.of(client, 3)
+        devices = experiment.execution.devices
+        device = devices.of(client, 3)
         moved = down / device.down + up / device.up + 0.03 * letters
-        expected[client] = moved + 2 * sizes[client] * trained / device.speed + experiment.devices.wait(client, 2, 3)
+        expected[client] = moved + 2 * sizes[client] * trained / device.speed + devices.wait(client, 2, 3)
     found = {client: sum(seconds) for client, seconds in clock.clients(2, entries).items()}
     assert found == pytest.approx(expected, rel=1e-12)
     assert clock.round(2, entries) == pytest.approx(max(expected.values()), rel=1e-12)
@@ -168,8 +170,8 @@ def test_bad_devices_are_named():
         config.read(None, ["devices=fone"])
     with pytest.raises(BadInput, match=r"devices.availability is 0"):
         config.read(None, ["devices=phone", "devices.availability=0"])
-    assert config.read(None, ["devices=none"]).devices is None
-    assert math.isclose(config.read(None, ["devices=phone", "devices.up=3"]).devices.up, 3)
+    assert config.read(None, ["devices=none"]).execution.devices is None
+    assert math.isclose(config.read(None, ["devices=phone", "devices.up=3"]).execution.devices.up, 3)
 
 
 def test_the_command_line_says_the_same(timed):

@@ -2,7 +2,6 @@
 
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -56,15 +55,15 @@ def test_a_window_holds_the_rows_it_was_told():
 
 
 def small(tmp_path, name, **changes):
-    words = dict(clients=4, cohort=Uniform(3), rounds=2, picture=False, engine="sequential")
+    words = dict(clients=4, cohort=Uniform(3), rounds=2)
     local = experiment.LocalTraining(steps=10, batch_size=8)
-    settings = fedlens.Experiment(**words, local=local, model=experiment.MODELS["cnn2"](), out=str(tmp_path / name))
-    return replace(settings, **changes)
+    where = fedlens.Execution(**{"picture": False, "engine": "sequential", "out": str(tmp_path / name), **changes})
+    return fedlens.Experiment(**words, local=local, model=experiment.MODELS["cnn2"](), execution=where)
 
 
 def state_of(settings):
     fedlens.run(settings)
-    folder = RunFolder(settings.out)
+    folder = RunFolder(settings.execution.out)
     return folder.load()[0].state, folder.passport()["config_hash"]
 
 

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-from dataclasses import replace
 
 import pytest
 import torch
@@ -26,7 +25,7 @@ WORDS = (
 
 
 def settings(out, *words) -> Experiment:
-    return replace(config.read(None, [*WORDS, *words]), out=str(out))
+    return config.read(None, [*WORDS, *words]).with_execution(out=str(out))
 
 
 @pytest.fixture(scope="module")

@@ -231,7 +231,7 @@ def test_an_order_means_the_job_it_was_made_of(method, tmp_path):
 
     images = experiment.data.load()
     engine = Watch(experiment.network(images), experiment.federation(images)[0])
-    folder = RunFolder.create(replace(experiment, out=str(tmp_path / "run")), config.to_yaml(experiment))
+    folder = RunFolder.create(experiment.with_execution(out=str(tmp_path / "run")))
     start = simulate.Checkpoint(0, Tree(), simulate.Ledger(), 0.0)
     recorder = simulate.Recorder(folder, experiment, engine, start, simulate.Nobody())
     run_rounds(experiment.algorithm, engine.net, engine, experiment.plan, observe=recorder)

@@ -342,4 +342,6 @@ def test_a_run_of_a_gpu_is_opened_on_a_cpu(runs, tmp_path):
     moved = text.replace("device: cpu", "device: cuda").replace("precision: fp32", "precision: bf16")
     (tmp_path / "moved" / "config.yaml").write_text(moved)
     opened = OpenedRun.open(tmp_path / "moved")
-    assert (opened.experiment.device, opened.experiment.precision) == ("cpu", "fp32") and len(opened.model(0)) == 2
+    assert (opened.experiment.execution.device, opened.experiment.execution.precision) == ("cpu", "fp32") and len(
+        opened.model(0)
+    ) == 2

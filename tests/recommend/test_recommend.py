@@ -144,7 +144,7 @@ def test_the_proposed_words_give_the_same_experiment(words):
     what = asked(["fedavg", *typed(experiment)])
     [cell] = what.cells()
     compared = config.read(None, cell.under(what.where))
-    assert replace(experiment, algorithm=compared.algorithm, seed=0, out="", picture=False) == compared
+    assert replace(experiment.with_execution(out="", picture=False), algorithm=compared.algorithm, seed=0) == compared
 
 
 def test_constraints_rule_out_by_a_methods_own_messages():

@@ -569,7 +569,7 @@ def test_configuration():
     assert of("attack.kind=signflip attack.share=0.3 attack.strength=2").attack == SignFlip(0.3, 2.0)
     assert of("").attack is None and of("attack=none").attack is None
     asked = of("defences=krum,claims attack=backdoor attack.patch=4")
-    assert config.resolve(Experiment, config.plain(asked)) == asked
+    assert config.resolve(Experiment, config.to_dict(asked)) == asked
     for words, sentence in {
         "defences=medain": "defences 'medain' is unknown; did you mean 'median'",
         "attack=flip": "attack 'flip' is unknown",

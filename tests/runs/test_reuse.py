@@ -1,7 +1,6 @@
 """Runs that begin alike: what is taken over is what would have been computed."""
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ XDS = ("algorithm=fedxds", "algorithm.warmup_rounds=3", "algorithm.warmup_epochs
 
 
 def asked(out: Path, *words: str):
-    return replace(config.read(None, [*FEW, *words]), out=str(out))
+    return config.read(None, [*FEW, *words]).with_execution(out=str(out))
 
 
 def done(out: Path, *words: str) -> RunFolder:
@@ -77,7 +76,7 @@ def test_a_run_of_other_code_or_with_a_damaged_checkpoint_is_no_beginning(tmp_pa
     assert begin_alike(wish, tmp_path / "runs") is None
     donor.write_json("passport.json", card)
     (donor.checkpoints / "000003.safetensors").unlink()
-    assert begin_alike(wish, tmp_path / "runs") is None and not Path(wish.out).exists()
+    assert begin_alike(wish, tmp_path / "runs") is None and not Path(wish.execution.out).exists()
 
 
 def test_the_end_of_a_stage_stays_however_long_the_next_one(tmp_path):

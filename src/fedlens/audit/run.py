@@ -145,8 +145,8 @@ def prepared(
     """The transcript, what its adversary knows besides, and the truth."""
     check_device(device)
     experiment = config.read(folder.config)
-    precision = "fp64" if experiment.precision == "fp64" else "fp32"
-    experiment = replace(experiment, device=device, precision=precision, compile=False)
+    precision = "fp64" if experiment.execution.precision == "fp64" else "fp32"
+    experiment = experiment.with_execution(device=device, precision=precision, compile=False)
     stages = [stage for stage, _, _ in experiment.timetable()]
     loaded = experiment.data.load()
     net, federation = experiment.network(loaded).to(device), experiment.federation(loaded)[0].to(device)
@@ -202,7 +202,7 @@ def _order(count: int, *purpose: object) -> Tensor:
 def _personal(run: OpenedRun, clients: list[int]) -> dict[int, Tree]:
     """Models that clients predict with, where they differ from client to client."""
     models = run.client_models(run.newest(), clients)
-    own = {client: model.map(lambda leaf: leaf.to(run.experiment.device)) for client, model in models}
+    own = {client: model.map(lambda leaf: leaf.to(run.experiment.execution.device)) for client, model in models}
     first, *rest = own.values()
     alike = all(torch.equal(a, b) for other in rest for a, b in zip(first.leaves(), other.leaves(first), strict=True))
     return {} if rest and alike else own

@@ -171,7 +171,7 @@ def time_on_devices(
     words = [word for word in runs if is_setting(word)]
     if others := [word for word in words if not word.startswith("devices.")]:
         raise BadInput(f"{others[0]} is no setting of devices; they look like devices.up=5")
-    profile = config.read(None, [f"devices={devices}", *words]).devices
+    profile = config.read(None, [f"devices={devices}", *words]).execution.devices
     if profile is None:
         raise BadInput("--devices names no devices; there are phone, hospital and iot")
     try:
@@ -187,7 +187,7 @@ def time_on_devices(
         rows.append(
             {"run": name, "rounds": len(found.rounds), "seconds": sum(found.rounds.values()), **parts, **reached}
         )
-    say_json({"devices": config.plain(profile), "runs": rows}) if json else print_rows(rows)
+    say_json({"devices": config.to_dict(profile), "runs": rows}) if json else print_rows(rows)
 
 
 def audit(

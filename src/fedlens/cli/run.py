@@ -29,7 +29,7 @@ def run(
 
     experiment = config.read(*split_words(words))
     if keys:
-        say_json(config.plain(experiment)) if json else _print_keys(experiment)
+        say_json(config.to_dict(experiment)) if json else _print_keys(experiment)
         return
     _closing(_watched(json, lambda watcher: simulate.run(experiment, watcher=watcher)), json)
 
@@ -42,7 +42,7 @@ def _print_keys(experiment: Any) -> None:
     from ..models import MODELS
     from ..runs.read import flat
 
-    for key, value in flat(config.plain(experiment)).items():
+    for key, value in flat(config.to_dict(experiment)).items():
         print(f"{key}={'none' if value is None else str(value).lower() if isinstance(value, bool) else value}")
     for key, names in {"data": DATASETS, "partition": PARTITIONS, "model": MODELS, "algorithm": ALGORITHMS}.items():
         print(f"\n{key}= may be {', '.join(sorted(names))}")
@@ -126,7 +126,7 @@ def describe(
         leaves = describe(experiment, classes, channels, size)
     if json:
         rows = [leaf.__dict__ for leaf in leaves]
-        say_json({"algorithm": config.plain(experiment.algorithm), "bytes": traffic(leaves), "leaves": rows})
+        say_json({"algorithm": config.to_dict(experiment.algorithm), "bytes": traffic(leaves), "leaves": rows})
         return
     from rich.console import Console
     from rich.table import Table
@@ -236,10 +236,10 @@ def bench(
     import torch
 
     from ..engines.process import matmuls, threads
-    from ..experiment import Experiment
+    from ..experiment import Execution, Experiment
     from .bench import JOBS, ON_CPU, SMALL, bench, draw
 
-    placed = Experiment(device=device).resolved()
+    placed = Experiment(execution=Execution(device=device)).resolved().execution
     jobs = SMALL if small else ON_CPU if placed.device == "cpu" else JOBS
     with threads(1), matmuls(placed.precision):
         rows = [*bench(jobs, placed.precision, placed.device, placed.workers, repeats)]  # pyright: ignore[reportArgumentType]

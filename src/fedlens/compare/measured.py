@@ -10,7 +10,6 @@ from typing import Any
 
 from .. import config
 from ..core.errors import BadInput
-from ..runs.folder import config_hash
 from ..runs.read import (
     StoredRun,
     client_accuracies,
@@ -111,7 +110,7 @@ def existing(paths: Sequence[Path]) -> list[Compared]:
     broken: list[Compared] = []
     for folder in folders:
         try:
-            known[folder] = config.plain(config.read(folder / "config.yaml"))
+            known[folder] = config.to_dict(config.read(folder / "config.yaml"))
         except BadInput as error:
             name = os.path.relpath(folder.absolute(), root)
             broken.append(Compared("", name, -1, folder, "corrupt", str(error).replace(f"{folder}/", "")))
@@ -155,7 +154,7 @@ def _said(key: str, value: Any) -> str:
 def _own(plain: Mapping[str, Any]) -> dict[str, Any]:
     """What decides on a result, but the federation, the method's name and the seed."""
     left = {k: v for k, v in plain.items() if k not in ("data", "partition", "clients", "seed")}
-    return flat({k: v for k, v in left.items() if config_hash({k: None}) != config_hash({})})
+    return flat({k: v for k, v in left.items() if config.affects_results(k)})
 
 
 def check_same_split(runs: Sequence[Compared]) -> None:

@@ -16,7 +16,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, TextIO
 
@@ -40,7 +40,7 @@ class Task:
 
     @property
     def out(self) -> Path:
-        return Path(self.experiment.out)
+        return Path(self.experiment.execution.out)
 
 
 def side_by_side(tasks: Sequence[Task]) -> int:
@@ -49,13 +49,13 @@ def side_by_side(tasks: Sequence[Task]) -> int:
         return 1
     asked = tasks[0].experiment
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    packs = asked.engine in ("auto", "sequential") and _is_on_cpu(asked)
+    packs = asked.execution.engine in ("auto", "sequential") and _is_on_cpu(asked)
     return cores if packs and len(tasks) >= cores else 1
 
 
 def _is_on_cpu(asked: Experiment) -> bool:
     """Not by resolved(), which refuses what cannot be run: that is said of the run, and the others go on."""
-    return asked.device == "cpu" or (asked.device == "auto" and not torch.cuda.is_available())
+    return asked.execution.device == "cpu" or (asked.execution.device == "auto" and not torch.cuda.is_available())
 
 
 def carry_out(tasks: Sequence[Task], processes: int, board: Board, after: Callable[[], None]) -> dict[str, str]:
@@ -197,7 +197,7 @@ def main() -> None:
     os.dup2(2, 1)  # a method of the user's own may print
     for order in _orders():
         try:
-            experiment = replace(config.read(None, order["words"]), out=order["out"])
+            experiment = config.read(None, order["words"]).with_execution(out=order["out"])
             finish(experiment, order["where"], told, among=Path(order["out"]).parents[1])
         except GOES_WRONG as error:
             told.say("failed", why=reason(error))

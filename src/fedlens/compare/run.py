@@ -19,7 +19,7 @@ from ..core.run import job_of, open_round
 from ..core.tree import Tree
 from ..engines.sequential import Sequential
 from ..experiment import Experiment
-from ..runs.grid import Cell, Column, Grid, Row, affects_results, is_done, merged, placement
+from ..runs.grid import Cell, Column, Grid, Row, is_done, merged, placement
 from ..runs.read import flat
 from ..simulate import run as simulate
 from ..simulate.finish import GOES_WRONG, reason
@@ -46,7 +46,7 @@ class Asked:
     @property
     def folder(self) -> Path:
         """The same for the same settings, so that the same command goes on, and another method joins those there."""
-        data = config.plain(self.cells[0].experiment.data)["is"].rpartition(":")[2]
+        data = config.to_dict(self.cells[0].experiment.data)["is"].rpartition(":")[2]
         fixed = sorted(merged(self.grid.words).values())
         several = len({column.words for column in self.grid.columns.values()}) > 1
         tag = sha256(" ".join(fixed).encode()).hexdigest()[:8] if tuple(fixed) != tuple(sorted(LOOK)) else ""
@@ -241,9 +241,9 @@ def _other_differences(runs: Sequence[Compared]) -> Iterator[str]:
     done = [run for run in runs if run.state == "complete"]
     for setting in dict.fromkeys(run.setting for run in done):
         mine = [run for run in done if run.setting == setting]
-        plain = [config.plain(config.read(run.run / "config.yaml")) for run in mine]
+        plain = [config.science(config.read(run.run / "config.yaml")) for run in mine]
         own = ("algorithm", "data", "partition", "seed")
-        for key in [key for key in plain[0] if affects_results(key) and key not in own]:
+        for key in [key for key in plain[0] if key not in own]:
             values = dict.fromkeys(str(flat({key: one[key]})) for one in plain)
             if len(values) > 1:
                 names = {

@@ -86,7 +86,7 @@ class Trainer:
         shared = self._shared(order["shared"], letter.trees.get("shared"), folder)
         if shared is None:
             return Letter({"missing": order["shared"]}, {}), kept
-        device = run.experiment.device
+        device = run.experiment.execution.device
         received = tree_of(letter.trees["download"]).map(lambda leaf: leaf.to(device))
         job = job_of(run.timetable, order, received, shared.map(lambda leaf: leaf.to(device)))
         memories = self._memories(kept, folder, order["round"])
@@ -109,11 +109,11 @@ class Trainer:
     def _prepare(self, contract: dict[str, Any]) -> Prepared:
         name = digest(contract)
         if self._prepared is None or self._prepared[0] != name:
-            experiment = replace(experiment_of(contract), device=self.node.device).resolved()
+            experiment = experiment_of(contract).with_execution(device=self.node.device).resolved()
             images = self.node.images(experiment, contract)
             self.node.policy.check(experiment, images, self.node.client)
             federation = to_device(experiment, self.node.federation(experiment, images))
-            net = experiment.network(images).to(experiment.device)
+            net = experiment.network(images).to(experiment.execution.device)
             self._prepared = name, Prepared(experiment, experiment.timetable(), net, federation)
         return self._prepared[1]
 

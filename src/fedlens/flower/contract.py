@@ -16,18 +16,19 @@ from ..core.evaluate import Evaluate
 from ..core.tree import Tree
 from ..core.wire import encode
 from ..data import Images
-from ..experiment import Experiment
+from ..experiment import Execution, Experiment
 
 Timetable = Sequence[tuple[Stage, int, int]]
 
 
 def contract(experiment: Experiment, images: Images, run: str) -> dict[str, Any]:
     """What all orders of a run have in common. Where things lie and run is each party's own matter."""
-    here = replace(experiment, engine="sequential", workers=0, device="auto", residency="auto", out="", picture=False)
+    mine = experiment.execution
+    here = Execution(engine="sequential", precision=mine.precision, compile=mine.compile, picture=False)
     return {
         "version": __version__,
         "run": run,
-        "experiment": config.plain(here),
+        "experiment": config.to_dict(replace(experiment, execution=here)),
         "data": {
             "classes": list(images.classes),
             "shape": list(images.x.shape[1:]),

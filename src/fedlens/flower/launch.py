@@ -380,4 +380,4 @@ def _out(folder: Path) -> Path:
 
     text = (folder / "server" / "app" / "pyproject.toml").read_text()
     settings = tomllib.loads(text)["tool"]["flwr"]["app"]["config"]["settings"]
-    return Path(config.read(None, shlex.split(settings)).out)
+    return Path(config.read(None, shlex.split(settings)).execution.out)

@@ -95,7 +95,7 @@ def _uploaded(experiment: Experiment, images: Images) -> Iterator[str]:
 
 def named(recipe: Recipe) -> Iterator[str]:
     """The registry names of a recipe and of all recipes inside it."""
-    yield config.plain(recipe)["is"]
+    yield config.to_dict(recipe)["is"]
     for field in dataclasses.fields(recipe):  # pyright: ignore[reportArgumentType]  all recipes are dataclasses
         if hasattr(inner := getattr(recipe, field.name), "stages"):
             yield from named(inner)

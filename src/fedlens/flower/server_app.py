@@ -70,11 +70,11 @@ def federate(
 ) -> Result:
     """A deployed run. settings: the words of `fedlens run`, with out; seconds to wait for nodes, and for replies."""
     asked = config.read(None, shlex.split(str(settings["settings"])))
-    if not Path(asked.out).is_absolute():
+    if not Path(asked.execution.out).is_absolute():
         raise BadInput(
-            f"out is {asked.out!r}, but a server needs the whole path of the run's folder, such as /data/run"
+            f"out is {asked.execution.out!r}, but a server needs the whole path of the run's folder, such as /data/run"
         )
-    experiment = config.check(replace(asked, engine="sequential")).resolved()
+    experiment = config.check(asked.with_execution(engine="sequential")).resolved()
     _check(experiment)
     images = experiment.data.load()
     scope.check(experiment, images)
@@ -96,12 +96,12 @@ def federate(
 def _check(experiment: Experiment) -> None:
     """What means something in a simulation alone, and what silent nodes would make untrue."""
     for name, sentence in _SIMULATED.items():
-        if getattr(experiment, name):
+        if getattr(experiment.execution if name == "devices" else experiment, name):
             raise BadInput(sentence)
-    if experiment.checkpoint != 1:  # nodes remember two rounds, and no more
+    if experiment.execution.checkpoint != 1:  # nodes remember two rounds, and no more
         raise BadInput(
-            f"checkpoint is {experiment.checkpoint}, but a deployed run keeps every round for a server that is killed: "
-            "leave checkpoint out"
+            f"checkpoint is {experiment.execution.checkpoint}, but a deployed run keeps every round for a server "
+            "that is killed: leave checkpoint out"
         )
     for stage, _, _ in experiment.timetable():
         whole = stage.cohort.size(experiment.clients)
@@ -109,7 +109,8 @@ def _check(experiment: Experiment) -> None:
         if trusting and experiment.policy.min_replies < whole:
             raise BadInput(
                 "uplink dp with trust=aggregator counts on everyone's noise, and a node can be silent: set "
-                f"policy.min_replies={whole}, with which a round does not count unless everyone answers, or trust=nobody"
+                f"policy.min_replies={whole}, with which a round does not count unless everyone answers, or "
+                "trust=nobody"
             )
         for defence in stage.defences:
             enough = [count for count in range(1, whole + 1) if _promises(defence, count)]
@@ -149,12 +150,11 @@ class _Book:
 
 def _folder(experiment: Experiment) -> RunFolder:
     """A new one, or that of the same experiment, which goes on."""
-    text = config.to_yaml(experiment)
-    if not (Path(experiment.out) / "config.yaml").exists():
-        return RunFolder.create(experiment, text)
-    folder = RunFolder.open(experiment.out)
+    if not (Path(experiment.execution.out) / "config.yaml").exists():
+        return RunFolder.create(experiment)
+    folder = RunFolder.open(experiment.execution.out)
     before = config.read(folder.config)
-    if config_hash(config.plain(before)) != config_hash(config.plain(experiment)):
+    if config_hash(before) != config_hash(experiment):
         raise BadInput(f"{folder.path} holds a run with other settings; choose another out=")
     return folder
 
@@ -178,8 +178,8 @@ def _carry_on(
     public = public_images(experiment)
     agreed = contract(experiment, images, run)
     keep_freed_memory()
-    with threads(1), matmuls(experiment.precision):
-        net = experiment.network(images).to(experiment.device)
+    with threads(1), matmuls(experiment.execution.precision):
+        net = experiment.network(images).to(experiment.execution.device)
         nodes = Nodes(grid, agreed, experiment.clients, say, experiment.policy.max_reply_mib * MIB)
         nodes.gather(wait)
         # Where nodes bring their own data, the server's is one party's alone, and only its test part is looked at.
@@ -195,7 +195,7 @@ def _carry_on(
             deadline=experiment.policy.deadline,
         )
         if not (folder.path / "passport.json").exists():
-            card = passport(experiment, config.plain(experiment), images, split)
+            card = passport(experiment, images, split)
             card |= {"engine": "flower", "nodes_own_data": nodes.own_data}
             if nodes.own_data:
                 card |= {"split_hash": None, "split_notes": []}  # nobody here knows it
@@ -218,7 +218,7 @@ def _carry_on(
             experiment.plan,
             seed=experiment.seed,
             auxiliary=None if public is None else experiment.public(public, images),
-            state=start.state.map(lambda leaf: leaf.to(experiment.device)),
+            state=start.state.map(lambda leaf: leaf.to(experiment.execution.device)),
             round=start.round,
             observe=recorder,
             policy=experiment.policy,
@@ -226,6 +226,6 @@ def _carry_on(
         )
         result = replace(recorder.conclude(), engine="flower")
     folder.write_json("result.json", result.plain())
-    if experiment.picture and not nodes.own_data:
+    if experiment.execution.picture and not nodes.own_data:
         draw_run(folder, folder.figures / "run")
     return result

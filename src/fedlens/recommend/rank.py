@@ -152,7 +152,7 @@ def recommend(
     for other in near[1:]:
         order = sorted(other[kind], key=lambda name: -other[kind][name])
         notes.append(f"Also near: {_what(other)}: {', '.join(order)}.")
-    if best["data"] != config.plain(experiment.data)["is"]:
+    if best["data"] != config.to_dict(experiment.data)["is"]:
         notes.append(f"It is of {best['data']}, not of your data: how hard the images are changes the order, too.")
     untried = sorted(set(ALGORITHMS) - {name for result in near for name in result[kind]})
     notes.append(f"No evidence on such a split: {', '.join(untried)}.")
@@ -180,7 +180,7 @@ def _elsewhere(
     order = sorted(result[kind].items(), key=lambda pair: -pair[1])
     yield f"The nearest there is, and no evidence for yours: {_setting(result, mine)}"
     yield f"There, in %: {', '.join(f'{method} {100 * accuracy:.1f}' for method, accuracy in order)}."
-    plain = config.plain(experiment)
+    plain = config.to_dict(experiment)
     yours = {"data": plain["data"]["is"], "partition": _told(experiment.partition), "model": plain["model"]["is"]}
     yours |= {"clients": experiment.clients, "rounds": experiment.rounds}
     numbers = {"label_entropy": "label entropy", "size_gini": "size Gini", "distance": "EMD"}
@@ -194,21 +194,21 @@ def typed(experiment: Experiment) -> list[str]:
     """The words that give this experiment again, but its method, seed and place: as `fedlens compare` takes them."""
     words = [word for word in _fields(experiment, "") if re.split("[.=]", word)[0] not in _NOT_COMMON]
     # Without data= a comparison is a quick look with settings of its own.
-    return words if experiment.data != Experiment.data else [f"data={config.plain(experiment.data)['is']}", *words]
+    return words if experiment.data != Experiment.data else [f"data={config.to_dict(experiment.data)['is']}", *words]
 
 
 def _fields(part: Any, prefix: str) -> Iterator[str]:
     """A word for every field that is not as it is by default."""
     for each in fields(part):
-        value, key = getattr(part, each.name), f"{prefix}{each.name}"
+        value, key = getattr(part, each.name), f"{prefix}{each.name}".removeprefix("execution.")
         if value == each.default or not each.init:
             continue
         if is_dataclass(value):
-            if "is" in (plain := config.plain(value)):
+            if "is" in (plain := config.to_dict(value)):
                 yield f"{key}={plain['is']}"
             yield from _fields(value, f"{key}.")
         else:
-            yield f"{key}={value if isinstance(value, str) else _in_a_line(config.plain(value))}"
+            yield f"{key}={value if isinstance(value, str) else _in_a_line(config.to_dict(value))}"
 
 
 def _in_a_line(value: Any) -> str:
@@ -223,7 +223,7 @@ def _ruled_out(
     if not megabytes and not private:
         return ""
     algorithm = config.read(None, WORDS.get(method, (f"algorithm={method.partition(',')[0]}",))).algorithm
-    asked = config.resolve(Experiment, {**config.plain(experiment), "algorithm": config.plain(algorithm)})
+    asked = config.resolve(Experiment, {**config.to_dict(experiment), "algorithm": config.to_dict(algorithm)})
     try:
         leaves = describe(asked, *shape)
     except BadInput as error:
@@ -260,7 +260,7 @@ def results_of(folder: Path, source: str) -> list[dict[str, Any]]:
     for setting, rows in content["settings"].items():
         run = next(run for run in content["runs"] if run["setting"] == setting)
         experiment = config.read(Path(run["run"]) / "config.yaml")
-        plain, (numbers, _) = config.plain(experiment), described(experiment)
+        plain, (numbers, _) = config.to_dict(experiment), described(experiment)
         looks = {
             row["method"]: row["fine-tuned"] if row["fine-tuned"] is not None else row["personal_after"] for row in rows
         }
@@ -283,7 +283,7 @@ def results_of(folder: Path, source: str) -> list[dict[str, Any]]:
 
 def _told(partition: Any) -> str:
     """`dirichlet, alpha 0.1`: its main setting, and others where somebody chose them; within another in brackets."""
-    plain, usual = config.plain(partition), config.plain(type(partition)())
+    plain, usual = config.to_dict(partition), config.to_dict(type(partition)())
     always = {"is", next((f.name for f in fields(partition) if not f.kw_only), "is")}
     chosen = {key: value for key, value in plain.items() if key in always or value != usual[key]}
     inner = {key: f"({_told(getattr(partition, key))})" for key, value in chosen.items() if isinstance(value, dict)}

@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..config import affects_results
 from ..plots.style import place_of
-from ..runs.grid import affects_results
 from ..runs.read import differing
 
 _REPEATED = {"devices", "seed"}  # what no result depends on, and what is drawn anew for a repetition

@@ -21,7 +21,7 @@ from typing import IO, Any
 import pyarrow as pa
 import torch
 
-from .. import __version__
+from .. import __version__, config
 from ..core.errors import BadInput
 from ..core.files import write_atomic, write_json
 from ..core.ledger import Ledger
@@ -33,6 +33,7 @@ from ..data.client_names import NUMBERS
 from ..experiment import Experiment
 from . import tables
 
+FORMAT = 2  # of a run folder; 1, in whose passports it is not written, had other names of some settings
 _KEPT = 2  # checkpoints: a damaged last one costs rounds, not the run
 _DAMAGE = (BadInput, OSError, ValueError, KeyError)
 
@@ -59,8 +60,8 @@ class RunFolder:
 
     # ---- beginning and ending ----
     @classmethod
-    def create(cls, experiment: Experiment, config: str) -> RunFolder:
-        folder = cls(experiment.out) if experiment.out else cls(_free_name(experiment))
+    def create(cls, experiment: Experiment) -> RunFolder:
+        folder = cls(experiment.execution.out or _free_name(experiment))
         folder._is_new = not folder.path.exists() or (folder.path.is_dir() and not any(folder.path.iterdir()))
         if (folder.path / "config.yaml").exists():
             raise BadInput(
@@ -68,7 +69,7 @@ class RunFolder:
             )
         try:
             folder.checkpoints.mkdir(parents=True, exist_ok=True)
-            write_atomic(folder.path / "config.yaml", config.encode())
+            write_atomic(folder.path / "config.yaml", config.to_yaml(experiment).encode())
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise
@@ -90,7 +91,17 @@ class RunFolder:
         folder = cls(path)
         if not (folder.path / "config.yaml").is_file():
             raise BadInput(f"{path} holds no run: there is no config.yaml in it")
+        number = folder._format()
+        if number > FORMAT:
+            raise BadInput(f"{path} has format {number}, and this fedlens reads up to {FORMAT}: install a newer one")
         return folder
+
+    def _format(self) -> int:
+        """1 where a passport does not say, is damaged or not there yet: that is said where it is needed."""
+        try:
+            return int(json.loads((self.path / "passport.json").read_text()).get("format", 1))
+        except (OSError, ValueError, AttributeError, TypeError):
+            return 1
 
     @property
     def config(self) -> Path:
@@ -113,10 +124,10 @@ class RunFolder:
         """The summary of a complete run."""
         return self.read_json("result.json") if (self.path / "result.json").exists() else None
 
-    def change(self, config: str, config_hash: str) -> None:
+    def change(self, experiment: Experiment) -> None:
         """Other settings for the rest of the run."""
-        self.write_json("passport.json", {**self.passport(), "config_hash": config_hash})
-        write_atomic(self.config, config.encode())
+        self.write_json("passport.json", {**self.passport(), "config_hash": config_hash(experiment)})
+        write_atomic(self.config, config.to_yaml(experiment).encode())
 
     def write_json(self, name: str, value: Any) -> None:
         write_json(self.path / name, value)
@@ -248,45 +259,29 @@ class RunFolder:
 
 
 def _free_name(experiment: Experiment) -> Path:
-    from ..config import plain
-
-    stem = "-".join(plain(part)["is"].rpartition(":")[2] for part in (experiment.data, experiment.algorithm))
+    stem = "-".join(config.to_dict(part)["is"].rpartition(":")[2] for part in (experiment.data, experiment.algorithm))
     taken = (Path("runs") / f"{stem}-{number:03d}" for number in range(1, 100_000))
     return next(path for path in taken if not path.exists())
 
 
-def config_hash(config: dict[str, Any]) -> str:
+def config_hash(experiment: Experiment) -> str:
     """Of all that can change a result: not of where and how it runs."""
-    elsewhere = (
-        "out",
-        "engine",
-        "workers",
-        "ray",
-        "lanes",
-        "compile",
-        "residency",
-        "memory",
-        "checkpoint",
-        "keep",
-        "picture",
-        "transcript",
-        "track",
-    )
-    science = {k: v for k, v in config.items() if k not in elsewhere}
-    return _digest(json.dumps(science, sort_keys=True).encode())
+    return _digest(json.dumps(config.science(experiment), sort_keys=True).encode())
 
 
 def device_name(device: str) -> str:
     return torch.cuda.get_device_name() if device.startswith("cuda") else "CPU"
 
 
-def passport(experiment: Experiment, config: dict[str, Any], images: Images, split: Split) -> dict[str, Any]:
+def passport(experiment: Experiment, images: Images, split: Split) -> dict[str, Any]:
     """Who this run is: enough to defend a number, or to find out why two differ."""
     names = Names.of(images, split)
     if len(split) != experiment.clients:  # nodes have data of their own, and this is the server's alone
         names = Names(classes=names.classes)
+    where = experiment.execution
     return {
-        "config_hash": config_hash(config),
+        "format": FORMAT,
+        "config_hash": config_hash(experiment),
         "split_hash": split.hash,
         "split_notes": list(split.notes),
         "data": {"name": images.name, "origin": images.origin, "sha256": images.checksum, "images": len(images.y)},
@@ -296,12 +291,12 @@ def passport(experiment: Experiment, config: dict[str, Any], images: Images, spl
         "libraries": {name: _version(name) for name in ("torch", "numpy", "pyarrow", "safetensors", "pydantic")},
         "python": platform.python_version(),
         "machine": {"system": platform.system(), "processor": _processor(), "cores": os.cpu_count()},
-        "device": experiment.device,
-        "device_name": device_name(experiment.device),
-        "precision": experiment.precision,
+        "device": where.device,
+        "device_name": device_name(where.device),
+        "precision": where.precision,
         "threads_per_process": 1,
-        "engine": experiment.engine,
-        "workers": experiment.workers,
+        "engine": where.engine,
+        "workers": where.workers,
     }
 
 

@@ -64,7 +64,7 @@ class Cell:
 
     def at(self, out: Path, seed: int) -> Experiment:
         """With this seed, in its folder."""
-        return replace(self.experiment, seed=seed, out=str(self.folder(out, seed)))
+        return replace(self.experiment, seed=seed).with_execution(out=str(self.folder(out, seed)))
 
     def command(self, out: Path, seed: int) -> str:
         return shlex.join(["fedlens", "run", *self.words, f"seed={seed}", f"out={self.folder(out, seed)}"])
@@ -127,9 +127,9 @@ class Grid:
         over = (*self.columns[column].instead, *words)
         whole = merged((*own, *over))
         experiment, changes = config.read(None, [*whole.values()]), ()
-        if over and _science(experiment) != _science(config.read(None, own)):
+        if over and config_hash(experiment) != config_hash(config.read(None, own)):
             keys = {config.setting(word)[0] for word in over} & whole.keys()
-            changed = dict(config.setting(whole[key]) for key in keys if affects_results(key))
+            changed = dict(config.setting(whole[key]) for key in keys if config.affects_results(key))
             changes = tuple(f"{key}={value}" for key, value in sorted(changed.items()))
         name = protocol_name("-".join(part.replace("/", "-") for part in (row, column) if part), changes)
         return Cell(
@@ -149,14 +149,9 @@ def merged(words: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def affects_results(key: str) -> bool:
-    """Whether a setting can change a result, or only where and how it is computed."""
-    return config_hash({key: None}) != config_hash({})
-
-
 def placement(words: Sequence[str]) -> list[str]:
     """The words that say where and how to compute alone."""
-    return [word for word in words if not affects_results(config.setting(word)[0])]
+    return [word for word in words if not config.affects_results(config.setting(word)[0])]
 
 
 def protocol_name(name: str, changes: Sequence[str]) -> str:
@@ -175,17 +170,13 @@ def seeds_of(text: str) -> list[int]:
     return list(range(int(parts[0]))) if "," not in text else list(dict.fromkeys(map(int, parts)))
 
 
-def _science(experiment: Experiment) -> str:
-    return config_hash(config.plain(experiment))
-
-
 # ---- runs ------------------------------------------------------------------------------------------------------------
 def stored(folder: RunFolder, experiment: Experiment) -> Experiment:
     """The experiment in this folder; refused where it would answer another question than this one."""
     found, experiment = config.read(folder.config), config.check(experiment)  # 70 is stored as 70.0
-    asked = {name: getattr(experiment, name) for name in ("device", "precision")}
-    placed = {name: getattr(found, name) if value == "auto" else value for name, value in asked.items()}
-    if _science(replace(experiment, **placed)) != _science(found):
+    asked = {name: getattr(experiment.execution, name) for name in ("device", "precision")}
+    placed = {name: getattr(found.execution, name) if value == "auto" else value for name, value in asked.items()}
+    if config_hash(experiment.with_execution(**placed)) != config_hash(found):
         raise BadInput(f"{folder.path} holds another experiment than this cell's; move it away or choose another --out")
     return found
 

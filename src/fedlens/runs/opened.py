@@ -46,9 +46,9 @@ class OpenedRun:
         folder = RunFolder.open(path)
         stored = config.read(folder.config)
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        has = device != "cpu" or stored.precision in ("fp32", "fp64")
-        precision = precision or (stored.precision if has else "fp32")
-        experiment = replace(stored, device=device, precision=precision)
+        has = device != "cpu" or stored.execution.precision in ("fp32", "fp64")
+        precision = precision or (stored.execution.precision if has else "fp32")
+        experiment = stored.with_execution(device=device, precision=precision)
         return cls(folder, experiment, experiment.data.load(), *build(experiment))
 
     @property
@@ -133,7 +133,7 @@ class OpenedRun:
         """Where models compute as in the run."""
         stack = ExitStack()
         stack.enter_context(threads(1))
-        stack.enter_context(matmuls(self.experiment.precision))
+        stack.enter_context(matmuls(self.experiment.execution.precision))
         return stack
 
     # ---- what they predict ----

@@ -359,7 +359,7 @@ def summary(folder: RunFolder, experiment: Experiment) -> Result:
         bytes_up=manifest.ledger.up,
         bytes_down=manifest.ledger.down,
         seconds=round(manifest.seconds, 3),
-        engine=experiment.engine,
+        engine=experiment.execution.engine,
         accuracy_last=sum(last) / len(last) if last else None,
         accuracy_best=max(accuracies, default=None),
         backdoor=curve["backdoor"][-1][1] if curve["backdoor"] else None,

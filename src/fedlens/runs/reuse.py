@@ -24,18 +24,18 @@ _DEPTH = 4  # reproduced/PAPER/TABLE/CELL/SEED, or COMPARISON/METHOD/SEED
 
 def begin_alike(experiment: Experiment, among: Path) -> RunFolder | None:
     """A folder with the longest beginning that any run below `among` has kept of this one; None: none has any."""
-    if experiment.transcript:  # it would lack the messages of those rounds
+    if experiment.execution.transcript:  # it would lack the messages of those rounds
         return None
     experiment = config.check(experiment).resolved()
     found = [(most, donor) for donor in _runs(among) if (most := _shared(donor, experiment))]
     for round, donor in sorted(found, key=lambda pair: -pair[0]):
-        folder = RunFolder(experiment.out)
+        folder = RunFolder(experiment.execution.out)
         try:
             _copy(donor, folder, round)
         except (OSError, BadInput):  # it is being changed, or damaged: another may do
             shutil.rmtree(folder.path, ignore_errors=True)
             continue
-        RunFolder.create(experiment, config.to_yaml(experiment))
+        RunFolder.create(experiment)
         folder.log(f"rounds 1 to {round} are those of {donor.path}")
         return folder
     return None
@@ -53,10 +53,10 @@ def _shared(donor: RunFolder, experiment: Experiment) -> int:
         card, other = donor.passport(), config.read(donor.config)
     except BadInput:
         return 0
-    if card["code"]["sha256"] != code_hash() or card["device_name"] != device_name(experiment.device):
+    if card["code"]["sha256"] != code_hash() or card["device_name"] != device_name(experiment.execution.device):
         return 0  # other bits
     like = replace(other, algorithm=experiment.algorithm, rounds=experiment.rounds)
-    if config_hash(config.plain(like)) != config_hash(config.plain(experiment)) or like.compile != experiment.compile:
+    if config_hash(like) != config_hash(experiment) or like.execution.compile != experiment.execution.compile:
         return 0
     mine, theirs = steps(experiment), steps(other)
     alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(mine, theirs, strict=False)))

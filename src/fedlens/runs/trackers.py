@@ -114,7 +114,7 @@ TRACKERS: dict[str, type] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wand
 
 def check(experiment: Experiment) -> None:
     """Refused before anything is run."""
-    for name in experiment.track:
+    for name in experiment.execution.track:
         if importlib.util.find_spec(name) is None:
             raise BadInput(f"track={name} needs {name}, which is not here: pip install 'fedlens[{name}]'")
 
@@ -146,13 +146,13 @@ class Tracked:
 
 @contextmanager
 def tracked(watcher: Any, experiment: Experiment, folder: Path, round: int) -> Iterator[Any]:
-    """The watcher, with those of experiment.track beside it; at the end they are told what clients got."""
-    if not experiment.track:
+    """The watcher, with those of experiment.execution.track beside it; at the end they are told what clients got."""
+    if not experiment.execution.track:
         yield watcher
         return
     check(experiment)
-    settings = flat(config.plain(experiment))
-    trackers: list[Tracker] = [TRACKERS[name](folder, settings, round) for name in experiment.track]
+    settings = flat(config.to_dict(experiment))
+    trackers: list[Tracker] = [TRACKERS[name](folder, settings, round) for name in experiment.execution.track]
     try:
         both = Tracked(watcher, trackers)
         yield both

@@ -56,7 +56,7 @@ def sub_models_by(
     Latency is that of a batch, the fastest of so many passes; without repeats it is not measured. `judge` gives for a
     client how well its model does with some filters.
     """
-    algorithm, net, folder, device = run.experiment.algorithm, run.net, run.folder, run.experiment.device
+    algorithm, net, folder, device = run.experiment.algorithm, run.net, run.folder, run.experiment.execution.device
     checkpoint, first = run.newest(), net.initial_weights()
     layers, dtype = tuple(algorithm.layers(net)), next(iter(first.params.values())).dtype
     x = torch.zeros(batch, *run.images.x.shape[1:], dtype=dtype, device=device)

@@ -17,7 +17,7 @@ def check(experiment: Experiment, images: Images) -> None:
     forges = experiment.attack is not None and experiment.attack.forges
     if not experiment.defences and not forges:
         return
-    method, channels = config.plain(experiment.algorithm)["is"], images.x.shape[1]
+    method, channels = config.to_dict(experiment.algorithm)["is"], images.x.shape[1]
     plain = replace(experiment, uplink=(), defences=(), attack=None)  # how it travels does not change what it is
     leaves = describe(plain, len(images.classes), channels, images.x.shape[3])
     sent = [leaf for leaf in leaves if leaf.where == "up" and leaf.name != "(header)"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from .. import config
 from ..core.errors import BadInput, RunFailed
 from ..experiment import Experiment
 from ..runs.folder import RunFolder
@@ -21,12 +20,12 @@ def finish(experiment: Experiment, where: Sequence[str], watcher: simulate.Watch
 
     `where` says on what engine, should it have begun on another.
     """
-    folder = RunFolder(experiment.out)
+    folder = RunFolder(experiment.execution.out)
     if not folder.config.exists() and begin_alike(experiment, among) is None:
         simulate.run(experiment, watcher=watcher)
         return
     stored(folder, experiment)
-    changed = [word for word in where if config.setting(word)[0] in simulate._CHANGEABLE]  # others stay as they began
+    changed = [word for word in where if simulate.changeable(word)]  # others stay as they began
     simulate.resume(folder.path, changed, watcher=watcher)
 
 

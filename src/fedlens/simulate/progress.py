@@ -153,11 +153,12 @@ def counted(items: Collection[T], what: str) -> Iterator[T]:
 
 
 def headline(experiment: Experiment, folder: Path, round: int) -> str:
-    from ..config import plain
+    from ..config import to_dict
 
-    names = {part: plain(getattr(experiment, part))["is"] for part in ("algorithm", "data", "model", "partition")}
-    engine = experiment.engine + (f" x{experiment.workers}" if experiment.engine == "workers" else "")
-    where = f"{experiment.device} {experiment.precision}, {engine}"
+    names = {part: to_dict(getattr(experiment, part))["is"] for part in ("algorithm", "data", "model", "partition")}
+    place = experiment.execution
+    engine = place.engine + (f" x{place.workers}" if place.engine == "workers" else "")
+    where = f"{place.device} {place.precision}, {engine}"
     again = f", from round {round}" if round else ""
     return (
         f"{names['algorithm']} on {names['data']} ({names['partition']}, {experiment.clients} clients), "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -40,7 +40,7 @@ from ..engines.sequential import Sequential
 from ..engines.timing import Timed, moment, seconds_between
 from ..engines.worker import Storage
 from ..engines.workers import Workers
-from ..experiment import Experiment, build, devices, to_device
+from ..experiment import Execution, Experiment, build, devices, to_device
 from ..privacy.report import Disclosure
 from ..robust.attacks import Backdoor, Hostile
 from ..robust.faults import Faulty
@@ -99,7 +99,7 @@ def run(experiment: Experiment | None = None, *, watcher: Watcher | None = None)
     """From the beginning, into a new folder."""
     experiment = config.check(experiment or Experiment()).resolved()
     images, _, _ = checked(experiment)
-    folder = RunFolder.create(experiment, config.to_yaml(experiment))
+    folder = RunFolder.create(experiment)
     with folder.locked():
         try:
             return _carry_on(folder, experiment, None, [], watcher or Nobody(), images)
@@ -125,30 +125,14 @@ def checked(experiment: Experiment) -> tuple[Images, Federation, Network]:
     return images, federation, net
 
 
-_CHANGEABLE = (
-    "rounds",
-    "engine",
-    "workers",
-    "ray.address",
-    "lanes",
-    "residency",
-    "memory",
-    "checkpoint",
-    "keep",
-    "picture",
-    "track",
-    "uplink.dp.budget",
-)
-
-
 def resume(path: str | Path, words: Sequence[str] = (), *, watcher: Watcher | None = None) -> Result:
     """Go on after a crash, to the same bits; `words` may change where it runs and how many rounds."""
     folder = RunFolder.open(path)
     for word in words:
-        name = word.partition("=")[0]
-        if config.ALIASES.get(name, name) not in _CHANGEABLE:
-            raise BadInput(f"{name} cannot change when a run is resumed; {', '.join(_CHANGEABLE)} can")
-    began, experiment = (replace(config.read(folder.config, w), out=str(folder.path)) for w in ((), words))
+        if not changeable(word):
+            can = ", ".join(("rounds", *_MOVABLE, "uplink.dp.budget"))
+            raise BadInput(f"{word.partition('=')[0]} cannot change when a run is resumed; {can} can")
+    began, experiment = (config.read(folder.config, w).with_execution(out=str(folder.path)) for w in ((), words))
     experiment = experiment.resolved()
     with folder.locked():
         _same_settings(folder, began)
@@ -159,16 +143,24 @@ def resume(path: str | Path, words: Sequence[str] = (), *, watcher: Watcher | No
         _same_path(began, experiment, done, folder.path)
         if (before := folder.result()) and done == len(experiment.timetable()):
             return Result(**before)
-        now = config_hash(config.plain(experiment))
-        if now != config_hash(config.plain(began)):  # a later resume aims for the new rounds and budget too
-            folder.change(config.to_yaml(experiment), now)
+        if config_hash(experiment) != config_hash(began):  # a later resume aims for the new rounds and budget too
+            folder.change(experiment)
         return _carry_on(folder, experiment, checkpoint, notes, watcher or Nobody(), experiment.data.load())
+
+
+_MOVABLE = [each.name for each in fields(Execution) if each.name not in Execution.FIXED]
+
+
+def changeable(word: str) -> bool:
+    """Whether a word may change a run that has begun."""
+    key = config.setting(word)[0]
+    return key in ("rounds", "uplink.dp.budget") or key.partition(".")[0] in _MOVABLE
 
 
 def _same_settings(folder: RunFolder, began: Experiment) -> None:
     """A config.yaml changed by hand would silently be another experiment; another version may read it differently."""
     card = folder.passport() if (folder.path / "passport.json").exists() else None
-    if card and card["code"]["sha256"] == code_hash() and card["config_hash"] != config_hash(config.plain(began)):
+    if card and card["code"]["sha256"] == code_hash() and card["config_hash"] != config_hash(began):
         raise BadInput(f"{folder.config} has changed since the run began; start a new run with these settings")
 
 
@@ -191,7 +183,7 @@ def _carry_on(
 ) -> Result:
     start = checkpoint or Checkpoint(0, Tree(), Ledger(), 0.0)
     federation, split = experiment.federation(images)
-    card = passport(experiment, config.plain(experiment), images, split)
+    card = passport(experiment, images, split)
     public = public_images(experiment)
     if public is not None:
         card["auxiliary"] = {"name": public.name, "origin": public.origin, "sha256": public.checksum}
@@ -205,21 +197,21 @@ def _carry_on(
     prune(folder.memories, before=0, after=start.round)
     keep_freed_memory()
     tracking = tracked(watcher, experiment, folder.path, start.round)
-    with _last_words(folder), threads(1), matmuls(experiment.precision), tracking as watcher:
-        net = experiment.network(images).to(experiment.device)
+    with _last_words(folder), threads(1), matmuls(experiment.execution.precision), tracking as watcher:
+        net = experiment.network(images).to(experiment.execution.device)
         federation = to_device(experiment, federation)
         engine = _engine(experiment, net, federation, folder, start.round)
         engine.heard = watcher.clients
-        timed = Timed(engine, experiment.device)
+        timed = Timed(engine, experiment.execution.device)
         engine, attack = timed, experiment.attack
         if attack is not None and attack.forges:
             engine = Hostile(engine, attack, experiment.seed)
         try:
             recorder = Recorder(folder, experiment, engine, start, watcher)
             recorder.timed = timed
-            if experiment.devices is not None:
+            if experiment.execution.devices is not None:
                 sizes = [len(federation.train[i]) for i in range(len(federation.train))]
-                recorder.clock = clock_of(experiment, images, sizes, experiment.devices)
+                recorder.clock = clock_of(experiment, images, sizes, experiment.execution.devices)
             if isinstance(attack, Backdoor):
                 recorder.backdoor = attack.success(net, federation)
             recorder.disclosure.refuse(start.round)
@@ -231,7 +223,7 @@ def _carry_on(
                 experiment.plan,
                 seed=experiment.seed,
                 auxiliary=None if public is None else experiment.public(public, images),
-                state=start.state.map(lambda leaf: leaf.to(experiment.device)),
+                state=start.state.map(lambda leaf: leaf.to(experiment.execution.device)),
                 round=start.round,
                 observe=recorder,
                 policy=experiment.policy,
@@ -241,7 +233,7 @@ def _carry_on(
             result = recorder.conclude()
         finally:
             engine.close()
-    if experiment.picture:
+    if experiment.execution.picture:
         draw_run(folder, folder.figures / "run")
     return result
 
@@ -280,11 +272,12 @@ def label_counts(federation: Federation, classes: int) -> list[list[int]]:
 
 
 def _engine(experiment: Experiment, net, federation, folder: RunFolder, round: int) -> Any:
-    limit = int(experiment.memory * GIB)
-    if experiment.engine == "workers":
+    where = experiment.execution
+    limit = int(where.memory * GIB)
+    if where.engine == "workers":
         sizes = [len(federation.train[i]) for i in range(len(federation.train))]
-        return Workers(partial(build, experiment), sizes, experiment.workers, Storage(folder.memories, limit, round))
-    if experiment.engine == "ray":
+        return Workers(partial(build, experiment), sizes, where.workers, Storage(folder.memories, limit, round))
+    if where.engine == "ray":
         from ..engines.ray import RayActors
 
         sizes = [len(federation.train[i]) for i in range(len(federation.train))]
@@ -292,22 +285,23 @@ def _engine(experiment: Experiment, net, federation, folder: RunFolder, round: i
             partial(_in_actor, experiment),
             sizes,
             Storage(folder.memories, limit, round),
-            actors=experiment.workers,
-            address=experiment.ray.address,
-            device=experiment.device,
+            actors=where.workers,
+            address=where.ray.address,
+            device=where.device,
         )
     return _in_process(experiment, net, federation, Memories(folder.memories, limit, round))
 
 
 def _in_process(experiment: Experiment, net, federation, memories: Memories) -> Sequential:
-    if experiment.engine == "lanes" or (experiment.engine == "ray" and experiment.device != "cpu"):
-        return Lanes(net, federation, lanes=experiment.lanes, devices=devices(experiment.device), memories=memories)
+    where = experiment.execution
+    if where.engine == "lanes" or (where.engine == "ray" and where.device != "cpu"):
+        return Lanes(net, federation, lanes=where.lanes, devices=devices(where.device), memories=memories)
     return Sequential(net, federation, memories=memories)
 
 
 def _in_actor(experiment: Experiment, memories: Memories) -> Sequential:
     """The engine of a process that does nothing else, as long as it lives."""
-    matmuls(experiment.precision).__enter__()
+    matmuls(experiment.execution.precision).__enter__()
     return _in_process(experiment, *build(experiment), memories)
 
 
@@ -335,7 +329,7 @@ class Recorder:
         self.metrics, self.bytes = folder.tables()
         privacy = folder.path / "privacy.json"
         self.disclosure = Disclosure(privacy, experiment.timetable(), experiment.clients, experiment.seed)
-        limit = experiment.transcript
+        limit = experiment.execution.transcript
         self.transcript = Recording(folder.path / "transcript", limit, start.round) if limit else None
         for table in (self.metrics, self.bytes):
             table.cut(start.round)
@@ -352,7 +346,7 @@ class Recorder:
 
     def __call__(self, server: Server, job: Job, replies: Replies) -> None:
         if self.timed is not None:
-            self._server.append((server.round, self.timed.answered, moment(self.experiment.device)))
+            self._server.append((server.round, self.timed.answered, moment(self.experiment.execution.device)))
         received, last = sorted(replies.received, key=lambda reply: reply.client), server.round == self.rounds
         cohort = sorted({reply.client for reply in received})
         entries = self.ledger.book(job, cohort, received, round=server.round)
@@ -374,7 +368,8 @@ class Recorder:
         full = self.transcript.add(job, replies) if self.transcript else ""  # before the checkpoint: no gap if killed
         asked_to_stop = self._stop.exists()
         stops = asked_to_stop or self.disclosure.overspends(server.round + 1) is not None
-        due = any(_due(server.round, every) for every in (self.experiment.checkpoint, self.experiment.keep))
+        where = self.experiment.execution
+        due = any(_due(server.round, every) for every in (where.checkpoint, where.keep))
         if last or stops or due or server.round in self.ends:
             self.disclosure.write(server.round, self.folder.write_json)
             self.engine.save(server.round)
@@ -382,7 +377,7 @@ class Recorder:
             self.metrics.flush()
             self.bytes.flush()
             checkpoint = Checkpoint(server.round, server.state, self.ledger, seconds)
-            self.folder.save(checkpoint, self.experiment.keep, self.ends)
+            self.folder.save(checkpoint, where.keep, self.ends)
         notes = job.stage.algorithm.notes(replies) if replies else []
         for note in [*notes, *said(server.round, replies), *([full] if full else [])]:
             self.folder.log(f"note: {note}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +22,7 @@ from ..runs.folder import RunFolder
 
 def work_of(experiment: Experiment, images: Images) -> dict[Stage, ClientWork]:
     """FLOPs of a client in every stage."""
-    net = replace(experiment, precision="fp32", compile=False).network(images)
+    net = experiment.with_execution(precision="fp32", compile=False).network(images)
     return count_work(experiment.timetable(), net, images.x.shape[1:], len(images.classes), Sequential)
 
 

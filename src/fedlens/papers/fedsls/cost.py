@@ -66,10 +66,10 @@ def weighing_cost(experiment: Experiment) -> WeighingCost:
     job, engine = first_job(experiment, net, len(federation.train)), engine_for(experiment, net, federation)
     clients = range(len(federation.train))
     try:
-        peak, seconds, _ = measured(lambda: engine.run(job, clients), torch.device(experiment.device))
+        peak, seconds, _ = measured(lambda: engine.run(job, clients), torch.device(experiment.execution.device))
     finally:
         engine.close()
-    name = "CPU" if experiment.device == "cpu" else torch.cuda.get_device_name(experiment.device)
+    name = "CPU" if experiment.execution.device == "cpu" else torch.cuda.get_device_name(experiment.execution.device)
     images = sum(map(len, federation.train.values()))
     return WeighingCost(len(clients), images, job.stage.epochs, peak, seconds, name)
 

@@ -46,7 +46,7 @@ def maps_of_clients(words: Sequence[str], images: int, path: Path) -> list[Path]
     from ...explain.run import some_images
 
     experiment = asked(words)
-    with threads(1), matmuls(experiment.precision):
+    with threads(1), matmuls(experiment.execution.precision):
         net, federation = build(experiment)
         loaded = experiment.data.load()
         some = some_clients(federation)
@@ -114,7 +114,7 @@ def likeness_boxes(words: Sequence[str], images: int, path: Path) -> list[Path]:
 def static_and_dynamic(words: Sequence[str], images: int, path: Path) -> list[Path]:
     """How weights that are found again and again move away from those found once."""
     experiment = asked(words, "rounds=200", "algorithm.recompute_every=40")
-    with threads(1), matmuls(experiment.precision):
+    with threads(1), matmuls(experiment.execution.precision):
         found = weights_over_rounds(experiment, *build(experiment))
     if len(found) < 2:
         raise BadInput("algorithm.recompute_every: weights were found once; lower it, or ask for more rounds")
@@ -129,7 +129,7 @@ def switched_weights(words: Sequence[str], images: int, path: Path) -> list[Path
     ways = {"fedsls": (), **SWITCHES}
     ways.pop("dynamic")  # which needs rounds
     switched = {name: asked([*words, *own]).algorithm for name, own in ways.items()}
-    with threads(1), matmuls(experiment.precision):
+    with threads(1), matmuls(experiment.execution.precision):
         found = weights_by_switch(experiment, *build(experiment), switched, images)
     numbers = {name: {"counted": w.counted, "moved": w.moved, "grows": w.grows} for name, w in found.items()}
     by_samples = effective(found["fedsls"].by_samples.values())
@@ -140,7 +140,7 @@ def switched_weights(words: Sequence[str], images: int, path: Path) -> list[Path
 def cost(words: Sequence[str], images: int, path: Path) -> list[Path]:
     """Operations and memory of the guided pass, beside the paper's."""
     experiment = asked(words)
-    with threads(1), matmuls(experiment.precision):
+    with threads(1), matmuls(experiment.execution.precision):
         net, federation = build(experiment)
         index = torch.cat([federation.train[client] for client in sorted(federation.train)])[:images]
         shard = Shard(federation.data, index)
@@ -170,7 +170,7 @@ def cost(words: Sequence[str], images: int, path: Path) -> list[Path]:
 def seconds(words: Sequence[str], images: int, path: Path) -> list[Path]:
     """How long all clients together take for their numbers, and the memory that needs."""
     experiment = asked(words)
-    with threads(1), matmuls(experiment.precision):
+    with threads(1), matmuls(experiment.execution.precision):
         found = weighing_cost(experiment)
     return [_note(path, {**asdict(found), **_setting(experiment)})]
 
@@ -212,12 +212,13 @@ def weights_in_words(experiment: Experiment) -> str:
 
 
 def _described(experiment: Experiment) -> str:
-    parts_named = config.plain(experiment)
+    parts_named = config.to_dict(experiment)
     return f"{parts_named['model']['is']} on {parts_named['data']['is']}, {weights_in_words(experiment)}"
 
 
 def _setting(experiment: Experiment) -> dict[str, Any]:
-    where = {"device": experiment.device, "precision": experiment.precision, "seed": experiment.seed}
+    place = experiment.execution
+    where = {"device": place.device, "precision": place.precision, "seed": experiment.seed}
     return {"setting": _described(experiment), "clients_in_all": experiment.clients, **where}
 
 

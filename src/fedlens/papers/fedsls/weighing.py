@@ -166,6 +166,6 @@ def weights_over_rounds(experiment: Experiment, net: Network, federation: Federa
 
 
 def engine_for(experiment: Experiment, net: Network, federation: Federation) -> Engine:
-    if experiment.device == "cpu":
+    if experiment.execution.device == "cpu":
         return Sequential(net, federation)
-    return Lanes(net, federation, lanes=experiment.lanes)
+    return Lanes(net, federation, lanes=experiment.execution.lanes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,7 @@ def explain_weights(
     A map is that of the first layer, by the copy that a client trained before the first round, made again here.
     """
     folder = RunFolder.open(path)
-    experiment = replace(config.read(folder.config), device="cpu", precision="fp32")
+    experiment = config.read(folder.config).with_execution(device="cpu", precision="fp32")
     checkpoint, _ = folder.load()
     weights = weights_of(folder.client_memories(checkpoint.round), experiment.algorithm) if checkpoint else None
     if weights is None:

@@ -164,7 +164,7 @@ def warmed(experiment: Experiment, place: Path) -> Tree:
         simulate.resume(place) if (place / "config.yaml").exists() else simulate.run(warm)
     checkpoint, _ = RunFolder.open(place).load()
     assert checkpoint is not None  # a complete run ends with one
-    return checkpoint.state.model.map(lambda leaf: leaf.to(experiment.device))
+    return checkpoint.state.model.map(lambda leaf: leaf.to(experiment.execution.device))
 
 
 def _prepared(words: Sequence[str], images: int, path: Path) -> Study:

@@ -25,7 +25,7 @@ from ...engines.sequential import owned
 from ...plots.style import COLOURS, pyplot, save
 from ...report.client_figures import accuracy_bars, grouped_bars
 from ...runs.folder import RunFolder
-from ...runs.grid import Grid, affects_results
+from ...runs.grid import Grid
 from ...runs.opened import OpenedRun
 from ...runs.read import bytes_until, client_evaluation, fairness
 from ...selection.agent import Learns, Situation, first_agent, situation
@@ -314,9 +314,10 @@ def transferred(run: OpenedRun, images: int, part: Part, *, encoder: Tree | None
     experiment, net = run.experiment, run.net
     train, test = new_images(run, images)
     # Another draw than the clients' first weights: an encoder that was trained beside those has grown towards them.
-    fresh = replace(experiment, seed=key(experiment.seed, "transfer")).network(run.images).to(experiment.device)
+    device = experiment.execution.device
+    fresh = replace(experiment, seed=key(experiment.seed, "transfer")).network(run.images).to(device)
     shared = run.newest().state.model if encoder is None else encoder
-    body = shared.select(lambda name: name not in net.head).map(lambda leaf: leaf.to(experiment.device))
+    body = shared.select(lambda name: name not in net.head).map(lambda leaf: leaf.to(device))
     seed = key(experiment.seed, "transfer")
     return judged_alone(run, net, fresh.initial_weights() | body, (train, test), seed, EPOCHS, part)
 
@@ -371,7 +372,7 @@ def shown(table: str, rows: Sequence[str], words: Sequence[str], path: Path) -> 
 
 def called(runs: Mapping[str, Path]) -> str:
     """The model of these runs, which the user may have changed."""
-    return config.plain(config.read(RunFolder(next(iter(runs.values()))).config).model)["is"]
+    return config.to_dict(config.read(RunFolder(next(iter(runs.values()))).config).model)["is"]
 
 
 def listed(
@@ -385,7 +386,7 @@ def listed(
     """A table in Markdown, beside the numbers."""
     lines = [f"# spatl/{path.name}: {about}", "", f"| {' | '.join(head)} |", "| --- |" + " ---: |" * (len(head) - 1)]
     lines += [f"| {' | '.join(row)} |" for row in rows]
-    changes = " ".join(word for word in words if affects_results(word.partition("=")[0]))
+    changes = " ".join(word for word in words if config.affects_results(word.partition("=")[0]))
     changed = f"Changed from the paper's protocol: `{changes}`." if changes else "The paper's protocol."
     lines += ["", *(f"- {each}" for each in (*notes, changed, f"Seed {SEED}."))]
     beside = path.with_name(f"{path.name}.md")

@@ -221,7 +221,7 @@ def _judge(run: OpenedRun, client: int, epochs: int | None) -> Judge:
             return settled(module, (piece.x for piece in batches)) if anew else module
 
     def right(module: nn.Module, epochs: int = 0) -> float:
-        alone = Network(_Alone(module), net.precision).to(run.experiment.device)
+        alone = Network(_Alone(module), net.precision).to(run.experiment.execution.device)
         return judged_alone(run, alone, alone.initial_weights(), (mine, test), seed, epochs)
 
     def judged(kept: Kept) -> tuple[float, float, float]:
