@@ -78,6 +78,7 @@ ALONE = PSE(attention="self")  # the engine tests' network has no attention; tes
 RECIPES = {
     **{name: recipe() for name, recipe in ALGORITHMS.items()},
     "scaffold, slow server": Scaffold(server_lr=0.5),
+    "scaffold, by samples": Scaffold(by="samples"),
     "fedavgm, nesterov": FedAvgM(beta=0.5, nesterov=True),
     "feddyn, unclipped": FedDyn(clip=None),
     "scaffold+ft": FineTuned(Scaffold()),

@@ -211,10 +211,18 @@ class Experiment:
         found = (*(() if self.data.known else (images.summary,)), *parted_users(images, split))
         if self.auxiliary is not None and not self.needs_public_data:
             found += (f"auxiliary is not used: {name_of(self.algorithm)} needs no public data",)
+        found += self._start_notes([len(mine) for mine in federation.train.values()])
         split = replace(split, notes=(*found, *split.notes), found=found)
         if self.attack is not None:
             federation = self.attack.poisoned(federation, len(images.classes), self.seed)
         return federation, split
+
+    def _start_notes(self, sizes: Sequence[int]) -> tuple[str, ...]:
+        """What the methods of all stages have to say about clients of these sizes, each thing once."""
+        stages = dict.fromkeys(turn.stage for turn in self.timetable())
+        pairs = ((stage, part) for stage in stages for part in chain(stage.algorithm) if hasattr(part, "start_notes"))
+        said = (part.start_notes([stage.local_steps(size) for size in sizes]) for stage, part in pairs)
+        return tuple(dict.fromkeys(note for notes in said for note in notes))
 
     @property
     def needs_public_data(self) -> bool:

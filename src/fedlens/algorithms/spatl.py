@@ -34,6 +34,7 @@ from ..selection.pruning import (
 )
 from ..selection.search import search
 from ..selection.sub_models import BATCH, RULES, device_name, sub_models_by
+from .scaffold import uneven
 
 Ratio = Annotated[float, Gt(0), Le(1)]
 Selector = Literal["rl", "uniform", "l2_global", "random", "all"]
@@ -125,6 +126,9 @@ class SPATL(Algorithm):
         passes = f"{BATCH} images at once, the fastest of {repeats} passes, on {device_name()}"
         said = f"Latency was measured while this page was written: {passes}." if repeats else ""
         return {"sub_models": [{key: getattr(row, key) for key in shown} for row in rows], "timed": said}
+
+    def start_notes(self, steps):
+        return uneven(steps) if self.control_scale else []
 
     def stages(self, plan):
         if self.control_scale:

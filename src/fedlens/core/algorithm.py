@@ -89,6 +89,11 @@ class Stage:
         """All that may declare memory, by a method initial_memory(client)."""
         return self.algorithm, self.objective, self.weighting, *self.uplink
 
+    def local_steps(self, examples: int) -> int:
+        """How many steps a round a client with so many examples takes."""
+        trained = examples - self.algorithm.holdout_size(examples)
+        return (self.epochs * math.ceil(trained / self.size) if self.steps is None else self.steps) if trained else 0
+
     def errand(self, algorithm: Errand, **changes: Any) -> Stage:
         """One round with everyone, without training unless `epochs` says so, sent as it is."""
         usual = dict(algorithm=algorithm, rounds=1, cohort=Everyone(), epochs=0, steps=None, uplink=(), defences=())
@@ -222,6 +227,10 @@ class Algorithm:
 
     def notes(self, replies: Sequence[Any]) -> list[str]:
         """What a person should know about this round's replies; usually nothing."""
+        return []
+
+    def start_notes(self, steps: Sequence[int]) -> list[str]:
+        """What a person should know before the first round, of how many local steps each client takes a round."""
         return []
 
     def personal(self, client: Client, local: Tree | None = None) -> Tree:
