@@ -95,7 +95,7 @@ RECIPES = {
     "fedsl, bilinear": FedSL(FedDyn(), f=8, down="bilinear"),
     "fedper, nothing private": FedPer(private="none"),
     "fedper+ft, head": FineTuned(FedPer(), part="head"),
-    "fedrep, slow server": FedRep(head_epochs=1, server_lr=0.5),
+    "fedrep, slow server": FedRep(head_epochs=1, body_epochs=1, server_lr=0.5),
     "lgfedavg, all shared": LGFedAvg(shared_layers=2),
     "ditto+ft": FineTuned(Ditto(pull=0.1)),
     "apfl, by round": APFL(alpha=0.75, alpha_every="round", order="sequential"),
@@ -111,7 +111,7 @@ RECIPES = {
     "pse+ft": FineTuned(ALONE, part="head"),
     "fedxds": FedXDS(warmup_rounds=2, warmup_epochs=1),
     "fedxds, scaffold": FedXDS(
-        Scaffold(), warmup_rounds=2, warmup_epochs=1, attribution="ig", sparse=True, share_as="float16"
+        Scaffold(), warmup_rounds=2, warmup_epochs=1, attribution="ig", ig="right", sparse=True, share_as="float16"
     ),
     "fedxds, official": FedXDS(
         FedProx(),

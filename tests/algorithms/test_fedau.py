@@ -43,13 +43,13 @@ class Bookkeeping:
 
     def __post_init__(self):
         self.intervals: list[int] = []
-        self.absent, self.known = 0, False
+        self.absent = 0
 
     def comes(self) -> float:
         """omega of this round; the interval that ends now is put down afterwards."""
-        omega = float(np.mean(self.intervals)) if self.known and self.intervals else 1.0
+        omega = float(np.mean(self.intervals)) if self.intervals else 1.0
         self.intervals.append(self.absent + 1)
-        self.absent, self.known = 0, True
+        self.absent = 0
         return omega
 
     def stays_away(self) -> None:
@@ -111,7 +111,7 @@ def test_weights_of_fedau_by_hand():
     assert [omega[2] for omega in omegas if 2 in omega] == [1.0, 7.0, 4.0]
     cut = assert_fedau(LONG, 3)  # of client 1: 1, 2, then a silence of 3 and 1 more; of client 2: 3, 3, 1
     assert [omega[1] for omega in cut if 1 in omega] == [1.0, 1.0, 2.0, 7 / 4, 9 / 5]
-    assert [omega[2] for omega in cut if 2 in omega] == [1.0, 7 / 3, 2.0]
+    assert [omega[2] for omega in cut if 2 in omega] == [3.0, 7 / 3, 2.0]
 
 
 @settings(deadline=None, max_examples=12)

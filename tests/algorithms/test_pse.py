@@ -133,8 +133,8 @@ def gradient_evidence(
             for j in range(len(maps)):
                 here = g[j, k]
                 if plus:
-                    below = 2 * here**2 + (maps[j, k] * here**3).sum()
-                    alpha = torch.where(below.abs() > 1e-12, here**2 / below, 0)
+                    below = 2 * here**2 + maps[j, k].sum() * here**3
+                    alpha = torch.where(here != 0, here**2 / below, 0)
                     here = alpha * here.clamp(min=0)
                 total += here.sum().item()
             sums.append(total / float(weight.sum() * maps[0, 0].numel()) if method.reduce == "mean" else total)
@@ -153,9 +153,9 @@ def masked_evidence(
             total = 0.0
             for j in range(len(x)):
                 m = maps[j, k].detach()
-                spread = float(m.max() - m.min())
-                m = (m - m.min()) / spread if spread > 1e-12 else torch.zeros_like(m)
                 up = F.interpolate(m[None, None], x.shape[-2:], mode="bilinear", align_corners=False)[0]
+                spread = float(up.max() - up.min())
+                up = (up - up.min()) / spread if spread > 1e-12 else torch.zeros_like(up)
                 with torch.no_grad():
                     through, empty = of_truth(method, logits(torch.stack([x[j] * up, 0 * x[j]])), y[[j, j]])
                 total += float(weight[j] * (through - empty))
@@ -267,12 +267,12 @@ VARIANTS = {
     "as in the paper": PSE(),
     "strong": PSE(xi=0.5),
     "penalty": PSE(xi=0.5, excite="penalty"),
-    "sums": PSE(xi=0.5, reduce="sum"),
+    "means": PSE(xi=0.5, reduce="mean"),
     "probabilities": PSE(xi=0.5, score="prob"),
     "each alone": PSE(xi=0.5, score_path="self"),
     "one threshold": PSE(xi=0.5, threshold_scope="global"),
     "gradcam++": PSE(xi=0.5, cam="gradcam++"),
-    "gradcam++, sums": PSE(xi=0.5, cam="gradcam++", reduce="sum", score_path="self"),
+    "gradcam++, means": PSE(xi=0.5, cam="gradcam++", reduce="mean", score_path="self"),
     "scorecam": PSE(xi=0.5, cam="scorecam"),
     "scorecam, each alone": PSE(xi=0.5, cam="scorecam", reduce="sum", score_path="self", score="prob"),
     "before the ReLU": PSE(xi=0.5, tap="conv"),

@@ -224,7 +224,7 @@ def slow_cam(net: Network, weights: Tree, image: Tensor, y: int, method: str) ->
             weight = 0.0
             for i in range(a.shape[1]):
                 for j in range(a.shape[2]):
-                    below = 2 * float(g[k, i, j]) ** 2 + float((a[k] * g[k] ** 3).sum())
+                    below = 2 * float(g[k, i, j]) ** 2 + float(a[k].sum()) * float(g[k, i, j]) ** 3
                     alpha = float(g[k, i, j]) ** 2 / below if below else 0.0
                     weight += alpha * max(float(g[k, i, j]), 0)
             cam += weight * a[k]
@@ -233,8 +233,8 @@ def slow_cam(net: Network, weights: Tree, image: Tensor, y: int, method: str) ->
     scores = []
     for k in range(len(a)):
         large = F.interpolate(a[k][None, None], image.shape[1:], mode="bilinear", align_corners=False)[0, 0]
-        span = a[k].max() - a[k].min()
-        mask = (large - a[k].min()) / span if span > 0 else torch.zeros_like(large)
+        span = large.max() - large.min()
+        mask = (large - large.min()) / span if span > 0 else torch.zeros_like(large)
         scores.append(net(weights, (image * mask)[None])[0, y] - empty)
     for k, share in enumerate(torch.stack(scores).softmax(0)):
         cam += share * a[k]

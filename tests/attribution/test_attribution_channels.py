@@ -202,8 +202,8 @@ def test_channel_gradients_of_the_pse_network(tap, score):
                     if cam == "gradcam":
                         expected[k] += g[j, k].sum()
                         continue
-                    below = 2 * g[j, k] ** 2 + (out[j, k] * g[j, k] ** 3).sum()
-                    alpha = torch.where(below.abs() > 1e-12, g[j, k] ** 2 / below, 0)
+                    below = 2 * g[j, k] ** 2 + out[j, k].sum() * g[j, k] ** 3
+                    alpha = torch.where(g[j, k] != 0, g[j, k] ** 2 / below, 0)
                     expected[k] += (alpha * g[j, k].clamp(min=0)).sum()
             torch.testing.assert_close(found[layer], expected, rtol=1e-8, atol=1e-13)
             torch.testing.assert_close(means[layer], expected / (3 * out[0, 0].numel()), rtol=1e-8, atol=1e-15)

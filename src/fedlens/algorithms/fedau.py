@@ -17,7 +17,9 @@ class FedAU(Algorithm):
 
     down: model; up: delta, weight; memory: last, intervals, waited
 
-    Differs from the paper: a first participation counts one, even after silences that the cutoff has closed.
+    Intervals that the cutoff closed before a client's first participation count, as in the paper's algorithm 2 and the
+    released code. Differs from that code: its cutoff is out of reach by default (here 50, as in its example), and
+    statistics of norms stay a mean over the cohort: with weights that do not sum to one a variance could be negative.
     """
 
     cutoff: Count = (
@@ -49,7 +51,7 @@ class FedAU(Algorithm):
         last, intervals, waited = (int(client.memory[name]) for name in ("last", "intervals", "waited"))
         silences = (client.round - last - 1) // self.cutoff
         closed = intervals + silences
-        omega = (waited + silences * self.cutoff) / closed if closed and last >= 0 else 1.0
+        omega = (waited + silences * self.cutoff) / closed if closed else 1.0
         memory = memory.replace(
             last=torch.tensor(client.round),
             intervals=torch.tensor(closed + 1),

@@ -45,6 +45,9 @@ class FedXDS:
     Differs from the paper, as its released code does: images are clipped; the first convolution's LRP rule is flat, the
     others' z-plus; warm-up is with everyone. Shared batches are drawn with replacement. What accounting=paper promises
     does not hold; docs/privacy.md says why, and which settings do.
+
+    The released code is fedxds/official, but for three things of it: integrated gradients start from all logits there,
+    a mask keeps one pixel more, and a constant map gives no number; here such a map keeps the first pixels.
     """
 
     base: Recipe = FedAvg()
@@ -54,6 +57,7 @@ class FedXDS:
     continue_from_warmup: bool = False  # train on from the warm-up's model instead of the first weights
     attribution: Literal["lrp", "ig", "smoothgrad", "inputxgrad", "random"] = "lrp"
     lrp: Literal["epsilon_plus_flat", "epsilon"] = "epsilon_plus_flat"
+    ig: Literal["midpoint", "right", "legendre"] = "midpoint"  # where integrated gradients look; right: released code
     target: Literal["true", "pred", "batch_labels"] = "true"  # batch_labels: every class of a batch, as released code
     attribution_model: Literal["global", "local"] = "global"  # local: after the last warm-up round's local training
     mask_source: Literal["image", "class"] = "image"  # class: from the model and the label alone, not from the image
@@ -79,6 +83,7 @@ class FedXDS:
         "official": {
             "attribution_model": "local",
             "target": "batch_labels",
+            "ig": "right",
             "mask": "soft",
             "sparsity": 80,
             "sigma": 0.15,
@@ -166,7 +171,8 @@ class FedXDS:
 
     def _summed(self, net: Network, weights: Tree, x: Tensor, y: Tensor, batch: int) -> Tensor:
         method = _METHODS.get(self.attribution, self.attribution)
-        options: dict[str, Any] = {"composite": self.lrp} if method == "lrp" else {}
+        options: dict[str, Any] = {"lrp": {"composite": self.lrp}, "integrated_gradients": {"rule": self.ig}}
+        options = options.get(method, {})
         if self.target == "batch_labels":
             with torch.no_grad():
                 classes = net(weights, x[:1]).shape[1]
@@ -183,7 +189,7 @@ class FedXDS:
         keep = top_share(worth, drop=self.sparsity)
         if self.mask_epsilon is not None:
             keep = randomised_response(keep, self.mask_epsilon, fold(seed, "response"))
-        factor = keep * normalised(worth) if self.mask == "soft" else keep
+        factor = keep * _softened(worth) if self.mask == "soft" else keep
         x = x * factor
         if self.clip_norm is not None:
             norm = x.flatten(1).norm(dim=1).clamp(min=self.clip_norm)
@@ -358,3 +364,10 @@ class MaskedExchange(Exchange):
             masks = by.mask_beyond_epsilon(math.prod(replies[0].upload.x.shape[2:]))
             notes.append(f"masks by randomised response tell another epsilon of {masks:g} about each image")
         return notes
+
+
+def _softened(worth: Tensor) -> Tensor:
+    """From 0 to 1. A constant map tells no pixels apart: all weigh one, or the image would leave as noise alone."""
+    flat = worth.flatten(1)
+    constant = (flat.amax(1) == flat.amin(1)).view(-1, *[1] * (worth.dim() - 1))
+    return torch.where(constant, 1.0, normalised(worth))

@@ -35,6 +35,7 @@ class FineTune(Errand):
     evaluated_as: ClassVar = ("fine-tuned",)
 
     begin, phase, step = Algorithm.begin, Algorithm.phase, Algorithm.step  # training of its own, not the base's
+    closing_phase, closing_epochs = Algorithm.closing_phase, Algorithm.closing_epochs
 
     def initial_memory(self, client):
         return super().initial_memory(client).replace(tuned=Tree())

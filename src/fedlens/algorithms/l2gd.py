@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any, ClassVar
 
 import torch
 from annotated_types import Gt, Lt
@@ -25,12 +25,23 @@ class L2GD(Algorithm):
     leave the mean where it is, so they are one move: models are uploaded after a round that any follow, and then the
     next download also holds model and times. Without one, nothing but the coin is sent.
 
+    How strong: the paper's theory takes p = lambda / (L + lambda) and the step eta = n / (2 (L + lambda)). Then a local
+    step has the rate 1 / (2 L), and every aggregation moves a client half way to the mean, whatever lambda is: that is
+    pull=None, and p says how much of a compromise it is. FedRep's code, where baselines of this name come from, moves
+    a twentieth of the way (rate 0.1, lambda 0.5) at the same p.
+
     Differs from the paper: a local iteration is all of a round's local training, and local.lr is the rate that it
-    really has, eta / (n (1 - p)). Clients that were away move to the last mean alone.
+    really has, eta / (n (1 - p)). Clients that were away move to the last mean alone. Differs from FedRep's code: its
+    mean counts the first client twice, and its rate is a setting of its own. Not compared with code of the authors.
     """
 
     p: Annotated[float, Gt(0), Lt(1)] = 0.9  # of an aggregation
-    pull: NonNegative = 0.5  # lambda
+    pull: NonNegative | None = None  # lambda; None: such that an aggregation moves a client half way to the mean
+
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "paper": {},
+        "weak": {"pull": 0.5},  # what the runs of results/pse.md and docs/methods.md had
+    }
 
     default_weighting = uniformly
 
@@ -48,7 +59,7 @@ class L2GD(Algorithm):
 
     def share(self, lr: float) -> float:
         """How far one aggregation moves a client to the mean: eta lambda / (n p), where eta is lr n (1 - p)."""
-        return lr * self.pull * (1 - self.p) / self.p
+        return 0.5 if self.pull is None else lr * self.pull * (1 - self.p) / self.p
 
     def aggregations(self, server: Server) -> int:
         """Coins in a row that say aggregate, before this round's successor."""

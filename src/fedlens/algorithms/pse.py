@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..attribution.cam import resized
+from ..attribution.cam import resized, stretched
 from ..attribution.channels import ChannelTaps
 from ..attribution.inputs import scores
 from ..core.errors import BadInput
@@ -39,8 +39,10 @@ class PSE(FedPer):
     its extractor, as pse_net has. Others have no queries to exchange: attention=self excites their convolutions and
     nothing else. Clients of one class or one image train like others, and so do maps of one place (images of 8 pixels).
 
-    Differs from the paper, which contradicts itself: scores are means (sums saturate the sigmoid), the threshold is
-    each layer's own, and a channel is excited only where the difference is more than zero.
+    Evidence is summed over images and places, as equation 3 is printed; the paper's equation 4 moves filters after the
+    step, its equation 8 puts a weaker pull into the loss (excite=penalty). Differs from the paper, which contradicts
+    itself: the threshold is each layer's own, and a channel is excited only where the difference is more than zero.
+    Not compared with code of the authors: there is none, their repository holds a title alone.
     """
 
     usual_model: ClassVar = "pse_net"
@@ -51,10 +53,16 @@ class PSE(FedPer):
     cam: Literal["gradcam", "gradcam++", "scorecam"] = "gradcam"  # what a channel's evidence is
     score: Literal["logit", "prob"] = "logit"  # of the true class
     score_path: Literal["cross", "self"] = "cross"  # whose scores: those of training, or of each model alone
-    reduce: Literal["mean", "sum"] = "mean"  # over images and places
+    reduce: Literal["sum", "mean"] = "sum"  # over images and places
+    exact: bool = True  # sigmoids in float64: about one half, float32 does not tell means of 1e-6 from zero
     threshold_scope: Literal["layer", "global"] = "layer"  # the mean difference in a layer, or in all layers
     tap: Literal["relu", "conv"] = "relu"  # a convolution's maps: after its ReLU, or its output
     local_init: Literal["global", "persistent"] = "global"  # persistent: every client goes on from its own extractor
+
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "paper": {},
+        "means": {"reduce": "mean", "exact": False},  # what the runs of results/pse.md had
+    }
 
     def __post_init__(self):
         if self.excite == "direct" and self.xi > 1:
@@ -67,6 +75,19 @@ class PSE(FedPer):
     def setup(self, server):
         self.crosses(server.net)  # refused before anyone is asked
         return super().setup(server)
+
+    def initial_memory(self, client):
+        memory = super().initial_memory(client)
+        return memory.replace(joined=torch.tensor(False)) if self.local_init == "persistent" else memory
+
+    def start(self, client):
+        if "joined" in client.memory and not client.memory.joined:  # it has no extractor of its own yet
+            return client.received.model | super().private_part(client.net, client.memory.private)
+        return super().start(client)
+
+    def finish(self, client, local):
+        upload, memory = super().finish(client, local)
+        return upload, memory.replace(joined=torch.tensor(True)) if "joined" in client.memory else memory
 
     def private_part(self, net, weights):
         if self.local_init == "persistent":  # all of it is remembered; what leaves is the same
@@ -150,7 +171,7 @@ class PSE(FedPer):
             return ours, theirs
         score = (self.of_truth(seen.asked, batch.y.repeat(2)) * batch.weight.repeat(2)).sum()
         found = _slopes(score, seen.back, [tap.leaves[layer] for tap in taps for layer in layers])
-        # In half precision the sigmoid of a small mean would be one half, whatever the mean.
+        # In half precision a sum would lose its small parts, and the sigmoid of a small mean would be one half.
         found = [slope.to(score.dtype) for slope in found]
         if self.reduce == "mean":
             places = [tap.places[layer] for tap in taps for layer in layers]
@@ -174,8 +195,7 @@ class PSE(FedPer):
         for layer, every in maps.items():
             rises = []
             for part in every.to(x.dtype).transpose(0, 1).split(together):  # [channels, images, h, w]
-                low, high = part.amin((2, 3), keepdim=True), part.amax((2, 3), keepdim=True)
-                masks = resized(((part - low) / (high - low).clamp(min=1e-12)).flatten(0, 1), x)
+                masks = stretched(resized(part.flatten(0, 1), x))
                 through = masks.unflatten(0, part.shape[:2])[:, :, None] * x
                 reached = score(through.flatten(0, 1), y.repeat(len(part))).view(-1, len(y))
                 rises.append(((reached - base) * batch.weight).sum(1))
@@ -184,7 +204,10 @@ class PSE(FedPer):
 
     def excited(self, ours: Tree, theirs: Tree) -> Tree:
         """{convolution: [channels]}: one where the global evidence exceeds the local one, and by no less than usual."""
-        gap = (torch.cat(theirs.leaves(ours)).sigmoid() - torch.cat(ours.leaves()).sigmoid()).clamp(min=0)
+        a, b = torch.cat(ours.leaves()), torch.cat(theirs.leaves(ours))
+        if self.exact:
+            a, b = a.double(), b.double()
+        gap = (b.sigmoid() - a.sigmoid()).clamp(min=0)
         sizes = [len(channels) for channels in ours.values()]
         scopes = [gap] if self.threshold_scope == "global" else gap.split(sizes)
         usual = torch.cat([scope.mean().expand(len(scope)) for scope in scopes])

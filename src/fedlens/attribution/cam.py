@@ -35,7 +35,10 @@ class GradCam:
 
 @dataclass(frozen=True)
 class GradCamPlusPlus(GradCam):
-    """Chattopadhay et al., 2018: positive gradients, weighed so that every place of the evidence counts."""
+    """Chattopadhay et al., 2018: positive gradients, weighed so that every place of the evidence counts.
+
+    As equation 19. The released code also divides the alphas of a channel by their sum, which no equation does.
+    """
 
     def weigh(self, maps: Tensor, gradient: Tensor) -> Tensor:
         return plus_plus(maps, gradient).sum((2, 3))
@@ -60,17 +63,20 @@ class ScoreCam:
         """[channels] how much the score rises from the empty image to what each channel lets through."""
         found = [inputs.each(inputs.logits(image.new_zeros(1, *image.shape)), wanted[None])]
         for part in maps.split(inputs.rows):
-            low, high = part.amin((1, 2), keepdim=True), part.amax((1, 2), keepdim=True)
-            masks = resized((part - low) / (high - low).clamp(min=1e-12), image)
+            masks = stretched(resized(part, image))
             found.append(inputs.each(inputs.logits(image * masks[:, None]), wanted.expand(len(part), -1)))
         return torch.cat(found[1:]) - found[0]
 
 
 def plus_plus(maps: Tensor, gradient: Tensor, tiny: float = 1e-12) -> Tensor:
-    """What each place adds to a channel's weight in Grad-CAM++."""
-    below = 2 * gradient**2 + (maps * gradient**3).sum((2, 3), keepdim=True)
-    alpha = torch.where(below.abs() > tiny, gradient**2 / torch.where(below.abs() > tiny, below, 1), 0)
-    return alpha * gradient.clamp(min=0)
+    """What each place adds to a channel's weight in Grad-CAM++: alpha times the positive gradient.
+
+    Equation 19, alpha = g^2 / (2 g^2 + S g^3) with S the sum of the channel's map, divided by g^2: squares and cubes of
+    small gradients vanish. Where g is not positive nothing is added.
+    """
+    positive = gradient.clamp(min=0)
+    below = 2 + maps.sum((2, 3), keepdim=True) * positive  # of maps before their ReLU the sum may be negative
+    return torch.where(below.abs() > tiny, positive / torch.where(below.abs() > tiny, below, 1), 0)
 
 
 def maps_of(inputs: Inputs, x: Tensor, layer: str) -> tuple[Tensor, Tensor]:
@@ -115,6 +121,12 @@ def maps_of(inputs: Inputs, x: Tensor, layer: str) -> tuple[Tensor, Tensor]:
 def resized(maps: Tensor, image: Tensor) -> Tensor:
     """[.., h, w] at the size of the image."""
     return F.interpolate(maps[:, None], image.shape[-2:], mode="bilinear", align_corners=False)[:, 0]
+
+
+def stretched(maps: Tensor) -> Tensor:
+    """[.., h, w] each from 0 to 1, at the size that they are used in; constant ones 0."""
+    low, high = maps.amin((-2, -1), keepdim=True), maps.amax((-2, -1), keepdim=True)
+    return (maps - low) / (high - low).clamp(min=1e-12)
 
 
 def shown(cam: Tensor, x: Tensor, upsample: bool) -> Tensor:

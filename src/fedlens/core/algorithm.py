@@ -179,6 +179,14 @@ class Algorithm:
         """The kind of step that an epoch is made of; an engine records one step per kind."""
         return ""
 
+    def closing_phase(self, epoch: int) -> str:
+        """The same in the training after which clients' own models are judged, and nothing is sent."""
+        return self.phase(epoch)
+
+    def closing_epochs(self, epochs: int) -> int:
+        """How many epochs that training has where a round was asked to have so many."""
+        return epochs
+
     def trains(self, client: Client, name: str) -> bool:
         """Whether this parameter moves (in client.phase)."""
         return True
@@ -293,6 +301,12 @@ class Errand(Algorithm):
 
     def phase(self, epoch):
         return self.base.phase(epoch)
+
+    def closing_phase(self, epoch):
+        return self.base.closing_phase(epoch)
+
+    def closing_epochs(self, epochs):
+        return self.base.closing_epochs(epochs)
 
     def trains(self, client, name):
         return self.base.trains(client, name)

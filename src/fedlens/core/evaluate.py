@@ -42,6 +42,9 @@ class Evaluate(Errand):
 
     may_be_nan: ClassVar = ("loss",)  # of a model that diverged
 
+    def phase(self, epoch):
+        return self.base.closing_phase(epoch)
+
     def validate_upload(self, server, upload, expected):
         if other := shape_mismatch(upload, expected):
             return other

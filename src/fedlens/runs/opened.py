@@ -100,7 +100,8 @@ class OpenedRun:
         turn = experiment.timetable()[checkpoint.round - 1]
         algorithm, local, device = turn.stage.algorithm, experiment.local, federation.data.x.device
         if trained := trained and "personal after" in algorithm.evaluated_as:
-            errand = turn.stage.errand(Evaluate(base=algorithm), epochs=local.epochs, steps=local.steps)
+            epochs = algorithm.closing_epochs(local.epochs)
+            errand = turn.stage.errand(Evaluate(base=algorithm), epochs=epochs, steps=local.steps)
             turn = turn._replace(stage=errand)
         state = checkpoint.state.map(lambda leaf: leaf.to(device))
         last = key(experiment.seed, "server", checkpoint.round - 1)

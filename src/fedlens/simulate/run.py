@@ -413,7 +413,8 @@ class Recorder:
             if name.startswith("personal") and wanted != "both" and not name.endswith(wanted):
                 continue
             trained = name == "personal after"
-            how = dict(epochs=local.epochs, steps=local.steps) if trained else dict(epochs=0, steps=None)
+            epochs = algorithm.closing_epochs(local.epochs)
+            how = dict(epochs=epochs, steps=local.steps) if trained else dict(epochs=0, steps=None)
             stage = job.stage.errand(Evaluate(base=algorithm), **how)
             look = replace(job_of(server, Turn(stage, job.at, job.since), job.seed), shared=job.shared)
             cohort = Everyone()(server.population, key(job.seed, "evaluation"))

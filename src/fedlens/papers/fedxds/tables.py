@@ -134,6 +134,7 @@ SHARED = {  # which part of the method helps
     "lrp masks (released code)": (
         "algorithm.attribution_model=local",
         "algorithm.target=batch_labels",
+        "algorithm.ig=right",
         "algorithm.mask=soft",
         "algorithm.sparsity=80",
         "algorithm.sigma=0.15",

@@ -85,13 +85,14 @@ _TABLE3 = {  # FEMNIST and Fashion-MNIST, gray and colour, 3 and 4 classes
 }
 FAIRNESS = {"fedavg+ft": 9.02, "fedrep": 8.49, "pse": 5.01}  # section 3.3: deviation over clients, fashion_mnist/4
 NOTES = (
-    "After the last round everyone trains once more on what the server sends, and that model is judged; X+FT: the "
-    "fine-tuned model, 5 epochs of all weights.",
+    "After the last round everyone trains once more on what the server sends (FedRep: the head alone), and that model "
+    "is judged; X+FT: the fine-tuned model, 5 epochs of all weights.",
     "The paper gives neither batch size, weight decay, kernels, pooling nor hidden units: 10 and 1e-4 as FedRep's code "
     "(here on biases, too), 3 x 3, a max-pool after each convolution, 128.",
     "Baselines have the same network with attention within it, position included (the paper's equation 6 has none), "
     "and our defaults; FedRep trains what PSE keeps private for 4 of 5 epochs, LG-Fed shares the two fully connected "
-    "layers, both from scratch.",
+    "layers, both from scratch. The paper gives no strengths of Fed-MTL and L2GD: 0.01 of the grid in Fed-MTL's paper, "
+    "and half way to the mean at an aggregation, as L2GD's theory has it.",
     "The paper names runs over several partitions, but neither their number nor a deviation.",
 )
 

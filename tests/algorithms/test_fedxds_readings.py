@@ -1,0 +1,71 @@
+"""FedXDS: soft masks of constant maps, and integrated gradients as the released code sums them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedlens.algorithms import FedXDS
+from fedlens.algorithms.fedxds import OFFICIAL
+from fedlens.core.rng import generator
+from small import network
+
+SEED = torch.tensor(5)
+
+
+def pictures(count: int = 3) -> torch.Tensor:
+    return torch.randn(count, 1, 6, 6, generator=generator(2), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("worth", [0.0, 2.5])
+def test_a_soft_mask_of_a_constant_map_keeps_the_first_pixels(worth):
+    """As the binary one: 36 - floor(36 * 80 / 100) = 8 of them, as they are. The other image has a map as usual."""
+    x, method = pictures(2), FedXDS(mask="soft", sparsity=80, clip_norm=None)
+    maps = torch.full((2, 1, 6, 6), worth, dtype=torch.float64)
+    maps[1] = torch.randn(1, 6, 6, generator=generator(9), dtype=torch.float64)
+    found, keep = method.masked(x, maps, SEED)
+    first = torch.zeros(36, dtype=torch.bool)
+    first[:8] = True
+    assert torch.equal(keep[0].flatten(), first)
+    assert torch.equal(found[0].flatten(), torch.where(first, x[0].flatten(), 0))
+    flat = maps[1].flatten()
+    floor = flat.sort().values[-8]
+    expected = [
+        float(v * (w - flat.min()) / (flat.max() - flat.min())) if w >= floor else 0.0
+        for v, w in zip(x[1].flatten(), flat, strict=True)
+    ]
+    assert (found[1].flatten() - torch.tensor(expected, dtype=torch.float64)).abs().max() <= 1e-12
+
+
+def test_no_image_leaves_as_noise_alone():
+    x = pictures(1)
+    method = FedXDS(mask="soft", sparsity=80, sigma=0.0)
+    sent = method.release(x, torch.zeros(1, dtype=torch.long), torch.zeros(1, 1, 6, 6, dtype=torch.float64), SEED)
+    assert sent.x.abs().sum() > 0
+
+
+def by_hand(places: list[float], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """x times the mean gradient of the true logits at these shares of the way from zero, summed over colours."""
+    net = network()
+    weights, total = net.initial_weights(), torch.zeros_like(x)
+    for t in places:
+        point = (t * x).requires_grad_()
+        logits = net(weights, point)
+        total += torch.autograd.grad(sum(logits[i, y[i]] for i in range(len(x))), point)[0]
+    return (x * total / len(places)).sum(1, keepdim=True)
+
+
+@pytest.mark.parametrize("rule", ["right", "midpoint"])
+def test_integrated_gradients_by_either_sum(rule):
+    x, y, net = pictures(), torch.tensor([0, 2, 1]), network()
+    places = [(s + (1 if rule == "right" else 0.5)) / 20 for s in range(20)]
+    found = FedXDS(attribution="ig", ig=rule).pixel_scores(net, net.initial_weights(), x, y, 64, SEED)
+    assert (found - by_hand(places, x, y)).abs().max() <= 1e-12
+
+
+def test_official_sums_at_the_right_ends():
+    assert OFFICIAL.ig == "right" and FedXDS().ig == "midpoint"
+    x, y, net = pictures(), torch.tensor([0, 2, 1]), network()
+    official = FedXDS(**FedXDS.presets["official"] | {"attribution": "ig", "target": "true"})
+    found = official.pixel_scores(net, net.initial_weights(), x, y, 64, SEED)
+    assert (found - by_hand([(s + 1) / 20 for s in range(20)], x, y)).abs().max() <= 1e-12
