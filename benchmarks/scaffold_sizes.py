@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fedlens.core.files import write_json
 
 from fedlens import config
 from fedlens.core.errors import BadInput, RunFailed
+from fedlens.core.files import write_json
 from fedlens.runs.folder import RunFolder
 from fedlens.simulate.run import run
 

@@ -132,7 +132,7 @@ def spread(noise, made) -> Tensor:
 
 
 # ---- FedFed ----------------------------------------------------------------------------------------------------------
-FED = FedFed(distil_rounds=3, latent=4, width=4, sigma1=0.1, sigma2=0.3)
+FED = FedFed(**FedFed.presets["earlier"] | {"distil_rounds": 3, "latent": 4, "width": 4, "sigma1": 0.1, "sigma2": 0.3})
 
 
 # ---- runs ------------------------------------------------------------------------------------------------------------

@@ -264,9 +264,10 @@ def l2gd(world: World, recipe: L2GD) -> tuple[dict[int, Values], dict[int, Value
 
 # ---- Fed-MTL ---------------------------------------------------------------------------------------------------------
 def relation(kind: str, m: int) -> Tensor:
-    """Omega as a matrix: I - 11'/m times itself, or with squared entries."""
-    centring = torch.eye(m, dtype=torch.float64) - torch.ones(m, m, dtype=torch.float64) / m
-    return centring @ centring if kind == "laplacian" else centring**2
+    """Omega as a matrix: I - 11'/m times itself; in the public code ones stand for I, and entries are squared."""
+    ones = torch.ones(m, m, dtype=torch.float64)
+    centring = torch.eye(m, dtype=torch.float64) - ones / m
+    return centring @ centring if kind == "laplacian" else (ones - ones / m) ** 2
 
 
 def flat(values: Values) -> Tensor:

@@ -243,7 +243,10 @@ class Experiment:
         """The training images of an auxiliary data set, as the network takes the clients' images; on the device."""
         dtype = torch.float64 if self.execution.precision == "fp64" else torch.float32
         x = resized(found.x[found.train], images.x.shape[1:]).to(self.execution.device)
-        return Dataset(x, found.y[found.train].to(self.execution.device), Prepare(images.mean, images.std, dtype=dtype))
+        border = max(1, x.shape[3] // 8)
+        # Moved where a step asks for it by a key, whatever `augment` says of clients' own images.
+        prepare = Prepare(images.mean, images.std, border, flip=True, dtype=dtype)
+        return Dataset(x, found.y[found.train].to(self.execution.device), prepare)
 
     def network(self, images: Images) -> Network:
         """The model with its first weights, the same for every method and engine."""

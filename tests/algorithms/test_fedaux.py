@@ -46,7 +46,7 @@ from recipes import public_data
 from small import PLAN, SIZES, network, same
 
 # ---- FedAux ----------------------------------------------------------------------------------------------------------
-AUX = FedAux(pretrain_steps=0, steps=5, batch=6, lr=0.01, epsilon=5.0)
+AUX = FedAux(**FedAux.presets["earlier"] | {"pretrain_steps": 0, "steps": 5, "batch": 6, "lr": 0.01, "epsilon": 5.0})
 
 
 def test_regression_against_other_solvers():
@@ -192,7 +192,7 @@ def test_equal_scores_are_feddf():
     ]
     scored = state.replace(scores=torch.full((2, 20), 0.3), tickets=torch.tensor([3, 8]), distil=torch.arange(20))
     server = Server(net, scored, 2, key=4, auxiliary=public_data())
-    options = {"steps": 6, "batch": 8, "lr": 0.01}
+    options = {"steps": 6, "batch": 8, "lr": 0.01, "validation": 0}
     one, other = (rule(**options).aggregate(server, uploads).model for rule in (WeightedDistillation, FedDF))
     assert max(float((a - b).abs().max()) for a, b in zip(one.leaves(), other.leaves(one), strict=True)) < 1e-9
     swayed = replace(server, state=scored.replace(scores=torch.tensor([[0.9], [0.1]]).expand(2, 20)))

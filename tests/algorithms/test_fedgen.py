@@ -36,7 +36,9 @@ from fedlens.models.generators import LatentGenerator, diversity, first_weights
 from small import SIZES, network, same
 
 # ---- FedGen ----------------------------------------------------------------------------------------------------------
-GEN = FedGen(alpha=2.0, beta=3.0, decay=0.5, steps=4, noise=5, hidden=6, batch=7, lr=0.01)
+GEN = FedGen(
+    alpha=2.0, beta=3.0, decay=0.5, steps=4, noise=5, hidden=6, batch=7, lr=0.01, labels="all", noise_is="normal"
+)
 
 
 def any_labels(seed, count):

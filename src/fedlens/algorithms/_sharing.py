@@ -59,8 +59,13 @@ class Exchange(Errand):
         """The examples that a client gives."""
         return client.data
 
-    def released(self, net: Network, download: Tree, x: Tensor, y: Tensor, seed: Tensor) -> Tree:
-        """What would leave of other images: anybody who knows the method and its download can tell."""
+    def released(
+        self, net: Network, download: Tree, x: Tensor, y: Tensor, seed: Tensor, unit: tuple[Tensor, Tensor]
+    ) -> Tree:
+        """What would leave of other images: anybody who knows the method and its download can tell.
+
+        `unit`: black as network input, and what white has more.
+        """
         raise NotImplementedError(f"{type(self).__name__} does not say what leaves of images")
 
     def one_of_each(self, count: int) -> Tensor:

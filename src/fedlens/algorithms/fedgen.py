@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -31,22 +32,34 @@ class FedGen(Algorithm):
     Needs what others do not: label counts of the clients of each round, `steps` small steps at the server, and the
     generator's bytes on the way down.
 
-    Differs from the released code: labels to make up are all classes alike, in all local epochs; Adam starts anew each
-    round; alpha and beta are 1, not 10: there clients train with Adam, whose steps do not grow with the loss. With SGD
-    and 10 the model soon calls everything one class. There alpha is also multiplied by batch / local.batch_size, here
-    it is not: with 32 and 64, algorithm.alpha=0.5 is what 1 is there.
+    The released alpha and beta are 10, for plain SGD of 0.01: `fedgen/released` with local.lr=0.01 local.momentum=0. At
+    higher rates or with momentum 10 is too much: soon everything is one class. So the default is 1.
+
+    Differs from the released code: its mean of loss times weight goes over all pairs of examples, by mistake, ours over
+    examples; a client's share of a label counts all its examples, there those of this round's batches and one; Adam
+    starts anew each round; the generator is used in all local epochs, there in the first twenty; and alpha is not
+    multiplied by batch / local.batch_size, which is 1 there. Results published before absent labels were skipped and
+    noise was uniform are those of `fedgen/earlier`.
     """
 
-    alpha: NonNegative = 1.0  # 10 with local.optimizer=adam, as in the paper
+    alpha: NonNegative = 1.0
     beta: NonNegative = 1.0
     decay: Share = 0.98  # of alpha, beta and the generator's rate, per round
     least: NonNegative = 1e-5  # that alpha and beta are multiplied by
-    noise: Count = 32  # dimensions
-    hidden: Count = 256
+    noise: Count | None = None  # dimensions; none: 64 for colour images, else 32
+    hidden: Count | None = None  # none: 512 for colour images, else 256; 128 for two classes
     steps: Number = 50  # of the generator, after each round
     batch: Several = 32  # features that are made at a time; the generator normalises over them
     lr: Positive = 3e-4
     weight_decay: NonNegative = 1e-2
+    labels: Literal["present", "all"] = "present"  # that the generator learns from: those that the cohort has
+    noise_is: Literal["uniform", "normal"] = "uniform"
+
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "released": {"alpha": 10.0, "beta": 10.0},
+        "emnist": {"alpha": 10.0, "lr": 1e-4},
+        "earlier": {"noise": 32, "hidden": 256, "labels": "all", "noise_is": "normal"},
+    }
 
     # ---- server ----
     def setup(self, server):
@@ -61,7 +74,15 @@ class FedGen(Algorithm):
     def sizes(self, net: Network) -> tuple[int, int, int, int]:
         """Of the generator: classes, width, noise, hidden."""
         width, classes = head_shape(net, "fedgen")
-        return classes, width, self.noise, self.hidden
+        first = next((p for p in net.module.parameters() if p.dim() == 4), None)
+        coloured = first is not None and first.shape[1] == 3
+        noise = self.noise or (32 if classes == 2 or not coloured else 64)
+        hidden = self.hidden or (128 if classes == 2 else 512 if coloured else 256)
+        return classes, width, noise, hidden
+
+    def drawn(self, seed: Tensor, count: int, net: Network) -> Tensor:
+        """[count, dimensions] noise that features are made from."""
+        return (uniform if self.noise_is == "uniform" else normal)(seed, count, self.sizes(net)[2])
 
     def broadcast(self, server):
         turns = int(server.state.turns)
@@ -82,12 +103,13 @@ class FedGen(Algorithm):
         heads = [mine + upload.delta.select(lambda name: name in net.head) for upload in uploads]
         descent = Adam(self.lr * self.decay ** int(server.state.turns), weight_decay=self.weight_decay)
         descending = descent.init(generator.params)
+        there = shares.sum(0).nonzero().squeeze(1) if self.labels == "present" else None
         for step in range(self.steps):
             seed = torch.tensor(key(server.key, "features", step), device=shares.device)
-            y = any_labels(fold(seed, "labels"), self.batch, shares.shape[1])
+            y = any_labels(fold(seed, "labels"), self.batch, shares.shape[1], there)
             params = generator.params.map(lambda leaf: leaf.detach().requires_grad_())
             with torch.enable_grad():
-                noise = normal(fold(seed, "noise"), self.batch, self.noise).to(shares)
+                noise = self.drawn(fold(seed, "noise"), self.batch, net).to(shares)
                 made = self.made(net, generator.replace(params=params), noise, y, train=True)
                 loss = diversity(noise, made)
                 for head, share in zip(heads, shares, strict=True):
@@ -106,7 +128,7 @@ class FedGen(Algorithm):
         loss, received = super().loss(client, weights, batch, out), client.received
 
         def head(purpose: str, y: Tensor) -> Tensor:
-            noise = normal(fold(batch.key, f"noise for {purpose}"), len(y), self.noise).to(out.logits)
+            noise = self.drawn(fold(batch.key, f"noise for {purpose}"), len(y), client.net).to(out.logits)
             made = self.made(client.net, received.generator, noise, y)
             key = fold(batch.key, f"head on {purpose}")
             return client.net.apply(weights, _head, made, train=True, key=key).to(out.logits)
@@ -130,9 +152,11 @@ def _head(module, features: Tensor) -> Tensor:
     return module.head(features)
 
 
-def any_labels(seed: Tensor, count: int, classes: int) -> Tensor:
-    """All classes alike."""
-    return (uniform(seed, count) * classes).long().clamp(max=classes - 1)
+def any_labels(seed: Tensor, count: int, classes: int, among: Tensor | None = None) -> Tensor:
+    """All classes alike, or all of these."""
+    if among is None or not len(among):
+        return (uniform(seed, count) * classes).long().clamp(max=classes - 1)
+    return among[(uniform(seed, count) * len(among)).long().clamp(max=len(among) - 1)]
 
 
 def class_shares(uploads: Sequence[Tree]) -> Tensor:

@@ -342,7 +342,7 @@ class MaskedExchange(Exchange):
         order = torch.randperm(len(client.data), generator=generator(key(client.key, "share")))[:count].sort().values
         return Shard(client.data.whole, client.data.index[order.to(client.data.index.device)])
 
-    def released(self, net, download, x, y, seed):
+    def released(self, net, download, x, y, seed, unit):
         return self.by.released(net, net.initial_weights() | download.get("model", Tree()), x, y, seed)
 
     def classes(self, net):

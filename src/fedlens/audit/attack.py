@@ -61,6 +61,11 @@ class Prior:
         scale, shift = (x.new_tensor(values).view(-1, 1, 1) for values in (self.std, self.mean))
         return (x * scale + shift).clamp(0, 1)
 
+    def unit(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Black as network input, and what white has more, colour by colour."""
+        scale, shift = (x.new_tensor(values).view(-1, 1, 1) for values in (self.std, self.mean))
+        return -shift / scale, 1 / scale
+
     def prototypes(self, y: Tensor) -> Tensor:
         """The mean auxiliary image of each of these classes: what anybody can say about an image of that label."""
         whole = self.auxiliary.x.mean(0)

@@ -36,7 +36,7 @@ class Exchanged:
         found, root = [], torch.tensor(key(seed, "own release"), device=images.x.device)
         for number, part in enumerate(torch.arange(len(images), device=images.x.device).split(size)):
             some, draw = images[part], fold(root, f"images {number}")
-            sent = self.errand.released(prior.net, self.download, some.x, some.y, draw)
+            sent = self.errand.released(prior.net, self.download, some.x, some.y, draw, prior.unit(some.x))
             found.append(unpacked(sent, torch.arange(len(some), device=some.x.device), some.x)[0])
         return torch.cat(found)
 

@@ -121,6 +121,7 @@ class Algorithm:
     default_weighting: ClassVar[Callable] = by_examples
     needs_effective_steps: ClassVar[bool] = False  # True: it divides the local path by optimizer.effective_steps(steps)
     capturable: ClassVar[bool] = True  # False: its step cannot be recorded and runs eagerly
+    full_rows: ClassVar[bool] = False  # True: it looks at examples of weight zero, too, as norms of its own do
     # Clients' models that are evaluated: before and after local training.
     evaluated_as: ClassVar[tuple[str, ...]] = ("personal before", "personal after")
     usual_model: ClassVar[str] = "cnn"  # what it is described with where no model is named
@@ -283,6 +284,10 @@ class Errand(Algorithm):
     @property
     def capturable(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.base.capturable
+
+    @property
+    def full_rows(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.base.full_rows
 
     def setup(self, server):
         return self.base.setup(server)

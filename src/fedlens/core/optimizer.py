@@ -140,3 +140,29 @@ class Adam(Optimizer):
             amsgrad=False,
             maximize=False,
         )
+
+
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """Loshchilov & Hutter, 2019: decay shrinks the weights themselves and stays out of the moments."""
+
+    def update_(self, params, grads, state):
+        if not grads:
+            return
+        first, second, steps = (state[name].within(grads).leaves(grads) for name in ("first", "second", "steps"))
+        torch._foreach_add_(steps, 1)
+        torch._fused_adamw_(
+            params.within(grads).leaves(grads),
+            grads.leaves(),
+            first,
+            second,
+            [],
+            steps,
+            lr=state.lr,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            weight_decay=self.weight_decay,
+            eps=self.epsilon,
+            amsgrad=False,
+            maximize=False,
+        )

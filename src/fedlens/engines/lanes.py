@@ -62,7 +62,10 @@ class Lane:
     def load(self, job: Job, i: int, client: Client, local: Tree, batches: Plan) -> None:
         """Copy a client's trees and plan into the lane."""
         self.i, self.client, self.epochs, self.done = i, client, batches.epochs, 0
-        self.used = [looked_at(batches, t, self.place.net, self.device) for t in range(len(batches.epochs))]
+        if self.stage.algorithm.full_rows:
+            self.used = [self.stage.size] * len(batches.epochs)
+        else:
+            self.used = [looked_at(batches, t, self.place.net, self.device) for t in range(len(batches.epochs))]
         self.local.copy_(local)
         self.memory.copy_(client.memory)
         if steps := len(batches.epochs):

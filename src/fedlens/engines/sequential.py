@@ -73,7 +73,7 @@ class Sequential:
             if view is None or view.phase != algorithm.phase(epoch):
                 view = client.inside(phase=algorithm.phase(epoch))
             seed = torch.tensor(key(job.seed, "step", job.round, i, t), device=device)
-            size = looked_at(batches, t, self.net, device)
+            size = len(rows[t]) if algorithm.full_rows else looked_at(batches, t, self.net, device)
             local = algorithm.step(view, local, data.batch(rows[t, :size], batches.weights[t, :size], seed))
         return local
 

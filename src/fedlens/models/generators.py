@@ -32,14 +32,23 @@ class LatentGenerator(nn.Module):
 
 
 class ImageGenerator(nn.Module):
-    """From noise and labels to images; as normalised ones, they have mean zero and variance one over a batch."""
+    """From noise and labels to images; as normalised ones, they have mean zero and variance one over a batch.
 
-    def __init__(self, classes: int, shape: tuple[int, int, int], noise: int, width: int):
+    Noise and label are projected apart, to half of the first channels each (Zhang et al., 2022). apart=False: one
+    projection of both, in which a hundred numbers of noise drown the label.
+    """
+
+    def __init__(self, classes: int, shape: tuple[int, int, int], noise: int, width: int, apart: bool = True):
         super().__init__()
-        self.classes, (channels, *self.sides) = classes, shape
+        self.classes, self.apart, (channels, *self.sides) = classes, apart, shape
         start = [math.ceil(side / 4) for side in self.sides]
+        if apart:
+            self.of_noise, self.of_label = (nn.Linear(size, width * math.prod(start)) for size in (noise, classes))
+            first = []
+        else:
+            first = [nn.Linear(noise + classes, 2 * width * math.prod(start), bias=False)]
         self.body = nn.Sequential(
-            nn.Linear(noise + classes, 2 * width * math.prod(start), bias=False),  # a norm would take it away
+            *first,
             nn.Unflatten(1, (2 * width, *start)),
             nn.BatchNorm2d(2 * width),
             nn.Upsample(scale_factor=2),
@@ -57,7 +66,13 @@ class ImageGenerator(nn.Module):
 
     def forward(self, noise: Tensor, y: Tensor) -> Tensor:
         high, wide = self.sides
-        return self.norm(self.body(_labelled(noise, y, self.classes))[:, :, :high, :wide])
+        return self.norm(self.body(self.projected(noise, y))[:, :, :high, :wide])
+
+    def projected(self, noise: Tensor, y: Tensor) -> Tensor:
+        """What the convolutions start from."""
+        if not self.apart:
+            return _labelled(noise, y, self.classes)
+        return torch.cat([self.of_noise(noise), self.of_label(F.one_hot(y, self.classes).to(noise))], 1)
 
 
 class Vae(nn.Module):
@@ -97,6 +112,67 @@ class Vae(nn.Module):
         mean, log_variance = self.mean(code), self.log_variance(code)
         again = self.decode(mean + (log_variance / 2).exp() * noise)
         return again[:, :, :high, :wide], mean, log_variance
+
+
+class ResidualVae(nn.Module):
+    """FedFed's variational autoencoder (Yang et al., 2023): residual blocks between halvings; images in [0, 1]."""
+
+    def __init__(self, shape: tuple[int, int, int], latent: int, width: int):
+        super().__init__()
+        channels, *self.sides = shape
+        small = [math.ceil(side / 4) for side in self.sides]
+        code, half = width * math.prod(small), max(1, width // 2)
+        self.encode = nn.Sequential(
+            nn.Conv2d(channels, half, 4, stride=2, padding=1, bias=False),
+            nn.BatchNorm2d(half),
+            nn.ReLU(),
+            nn.Conv2d(half, width, 4, stride=2, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            _Residual(width),
+            nn.BatchNorm2d(width),
+            _Residual(width),
+            nn.Flatten(),
+        )
+        self.mean, self.log_variance = nn.Linear(code, latent), nn.Linear(code, latent)
+        self.decode = nn.Sequential(
+            nn.Linear(latent, code),
+            nn.Unflatten(1, (width, *small)),
+            _Residual(width),
+            nn.BatchNorm2d(width),
+            _Residual(width),
+            nn.BatchNorm2d(width),
+            nn.ConvTranspose2d(width, half, 4, stride=2, padding=1, bias=False),
+            nn.BatchNorm2d(half),
+            nn.LeakyReLU(),
+            nn.Tanh(),
+            nn.ConvTranspose2d(half, channels, 4, stride=2, padding=1, bias=False),
+            nn.BatchNorm2d(channels),
+            nn.Sigmoid(),
+        )
+
+    def forward(self, x: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(the image once more, mean and log-variance of its code); noise of zeros gives the mean's image."""
+        high, wide = self.sides
+        code = self.encode(F.pad(x, (0, -wide % 4, 0, -high % 4)))
+        mean, log_variance = self.mean(code), self.log_variance(code)
+        again = self.decode(mean + (log_variance / 2).exp() * noise)
+        return again[:, :, :high, :wide], mean, log_variance
+
+
+class _Residual(nn.Module):
+    def __init__(self, width: int):
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.LeakyReLU(),
+            nn.Conv2d(width, width, 3, padding=1),
+            nn.BatchNorm2d(width),
+            nn.LeakyReLU(),
+            nn.Conv2d(width, width, 1),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.body(x)
 
 
 def _labelled(noise: Tensor, y: Tensor, classes: int) -> Tensor:
