@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from test_algorithms_by_hand import World, loss, sgd
 
 from fedlens import config
 from fedlens.algorithms import FedPer, FedRep, FineTuned
@@ -18,7 +19,6 @@ from fedlens.engines.sequential import Sequential
 from fedlens.engines.worker import Storage
 from fedlens.engines.workers import Workers
 from small import PLAN, SIZES, build, federation, network, same
-from test_algorithms_by_hand import World, loss, sgd
 from test_personal import Outcome, by_package, head_then_body, is_head, loaded, partly_private, weights
 
 

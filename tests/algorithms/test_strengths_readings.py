@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from test_algorithms_by_hand import World
 
 from fedlens.algorithms import L2GD, FedMTL, Local
 from fedlens.core.algorithm import Client
 from fedlens.core.rng import generator
 from fedlens.core.tree import Tree
 from small import PLAN, network
-from test_algorithms_by_hand import World
 from test_personal import by_package, flat
 
 
