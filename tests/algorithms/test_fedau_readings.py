@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_algorithms_by_hand import World
-from test_moon_decorr_au import outcome
 
 from fedlens.algorithms import FedAU
 from fedlens.core.rng import generator
+from test_fedau import outcome
+from textbook import World
 
 
 def algorithm_2(comes: list[bool], cutoff: int) -> list[float]:

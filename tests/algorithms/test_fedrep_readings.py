@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_algorithms_by_hand import World, loss, sgd
 
 from fedlens import config
 from fedlens.algorithms import FedPer, FedRep, FineTuned
@@ -18,8 +17,9 @@ from fedlens.engines.lanes import Lanes
 from fedlens.engines.sequential import Sequential
 from fedlens.engines.worker import Storage
 from fedlens.engines.workers import Workers
+from personal import Outcome, by_package, head_then_body, is_head, loaded, partly_private, weights
 from small import PLAN, SIZES, build, federation, network, same
-from test_personal import Outcome, by_package, head_then_body, is_head, loaded, partly_private, weights
+from textbook import World, loss, sgd
 
 
 def closing(outcome: Outcome, recipe: Algorithm, epochs: int) -> Job:

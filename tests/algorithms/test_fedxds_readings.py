@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from fedlens.algorithms import FedXDS
-from fedlens.algorithms.fedxds import OFFICIAL
 from fedlens.core.rng import generator
 from small import network
 
@@ -64,7 +63,7 @@ def test_integrated_gradients_by_either_sum(rule):
 
 
 def test_official_sums_at_the_right_ends():
-    assert OFFICIAL.ig == "right" and FedXDS().ig == "midpoint"
+    assert FedXDS(**FedXDS.presets["official"]).ig == "right" and FedXDS().ig == "midpoint"
     x, y, net = pictures(), torch.tensor([0, 2, 1]), network()
     official = FedXDS(**FedXDS.presets["official"] | {"attribution": "ig", "target": "true"})
     found = official.pixel_scores(net, net.initial_weights(), x, y, 64, SEED)

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_algorithms_by_hand import Scripted
 
 from fedlens.algorithms import PSE
 from fedlens.core.cohort import Everyone
@@ -16,6 +15,7 @@ from fedlens.engines.lanes import Lanes
 from fedlens.engines.sequential import Sequential
 from small import same
 from test_pse import STAGE, both, by_package, extract, federation, looked, moved, of_truth, some_batch, tiny
+from textbook import Scripted
 
 LATE = replace(STAGE, rounds=3, cohort=Scripted(((0, 1), (0, 1), (0, 2))))
 

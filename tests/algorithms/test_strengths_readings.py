@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_algorithms_by_hand import World
 
 from fedlens.algorithms import L2GD, FedMTL, Local
 from fedlens.core.algorithm import Client
 from fedlens.core.rng import generator
 from fedlens.core.tree import Tree
+from personal import by_package, flat
 from small import PLAN, network
-from test_personal import by_package, flat
+from textbook import World
 
 
 @pytest.mark.parametrize("m", [2, 3, 10])
