@@ -45,6 +45,7 @@ ONCE = {  # what the bytes that are handed out once are about
     **dict.fromkeys(("fedxds", "fedfed"), "shared images are those of a federation of two images"),
     "fedaux": f"features (down, once) and scores are of {PUBLIC} public images and grow with their number",
 }
+UNCHECKED = "Not checked against the paper itself: the rule is that of public code and of what others write about it."
 BEGIN, END = "<!-- what leaves: made by `python docs/cards.py` from the code -->", "<!-- end of what leaves -->"
 PART = "part of delta"  # where some weights stay at the client, or are left out
 REVEALS = {  # what a part of a message can tell at worst to whoever knows the method; the most telling first
@@ -83,7 +84,7 @@ def cards() -> dict[Path, str]:
 
 
 # ---- one card --------------------------------------------------------------------------------------------------------
-def card(name: str, said: dict[str, str], measured: dict[str, Any]) -> str:
+def card(name: str, said: dict[str, Any], measured: dict[str, Any]) -> str:
     kind = ALGORITHMS[name]
     first, *rest = paragraphs(kind)
     parts = [
@@ -92,6 +93,7 @@ def card(name: str, said: dict[str, str], measured: dict[str, Any]) -> str:
         first,
         f"```\n{said['equation'].rstrip()}\n```",
         *rest,
+        *([UNCHECKED] if said.get("unchecked") else []),
         "## When to use it",
         said["use"],
         "## What it sends and keeps",

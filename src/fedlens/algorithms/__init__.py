@@ -17,6 +17,9 @@ from .fedftg import FedFTG as FedFTG
 from .fedgen import FedGen as FedGen
 from .fedmtl import FedMTL as FedMTL
 from .fednova import FedNova as FedNova
+from .fedopt import FedAdagrad as FedAdagrad
+from .fedopt import FedAdam as FedAdam
+from .fedopt import FedYogi as FedYogi
 from .fedper import FedPer as FedPer
 from .fedprox import FedProx as FedProx
 from .fedrep import FedRep as FedRep
@@ -36,6 +39,8 @@ from .spatl import SPATL as SPATL
 ALGORITHMS = {
     "apfl": APFL,
     "ditto": Ditto,
+    "fedadagrad": FedAdagrad,
+    "fedadam": FedAdam,
     "fedau": FedAU,
     "fedaux": FedAux,
     "fedavg": FedAvg,
@@ -57,6 +62,7 @@ ALGORITHMS = {
     "fedsl": FedSL,
     "fedsls": FedSLS,
     "fedxds": FedXDS,
+    "fedyogi": FedYogi,
     "finetune": FineTuned,
     "l2gd": L2GD,
     "lgfedavg": LGFedAvg,

@@ -16,7 +16,10 @@ DARK_COLOURS = ("#5B86DE", "#E06A45", "#4FDB98", "#B080A6", "#F2C022", "#A8CCFF"
 # Each seven in the order of COLOURS share a dash; the empty row is that of methods that are fine-tuned afterwards, each
 # in the colour of its base.
 _METHODS = json.loads((resources.files("fedlens.plots") / "methods.json").read_text("utf-8"))
-DASHES: tuple[tuple[int, ...], ...] = ((), (7, 3), (2, 2), (7, 3, 1, 3, 1, 3), (9, 3, 2, 3), (1, 3))
+DASHES: tuple[tuple[int, ...], ...] = (
+    *((), (7, 3), (2, 2), (7, 3, 1, 3, 1, 3), (9, 3, 2, 3), (1, 3)),
+    *((14, 3), (4, 5), (5, 2, 2, 2, 2, 2)),
+)
 _FINE_TUNED = _METHODS.index([])
 _PLACES = {name: (colour, dash) for dash, names in enumerate(_METHODS) for colour, name in enumerate(names)}
 _SETTINGS: dict[Any, Any] = {
