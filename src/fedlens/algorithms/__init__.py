@@ -15,6 +15,7 @@ from .feddyn import FedDyn as FedDyn
 from .fedfed import FedFed as FedFed
 from .fedftg import FedFTG as FedFTG
 from .fedgen import FedGen as FedGen
+from .fedlc import FedLC as FedLC
 from .fedmtl import FedMTL as FedMTL
 from .fednova import FedNova as FedNova
 from .fedopt import FedAdagrad as FedAdagrad
@@ -23,6 +24,7 @@ from .fedopt import FedYogi as FedYogi
 from .fedper import FedPer as FedPer
 from .fedprox import FedProx as FedProx
 from .fedrep import FedRep as FedRep
+from .fedrs import FedRS as FedRS
 from .fedsam import FedSAM as FedSAM
 from .fedsl import FedSL as FedSL
 from .fedsls import FedSLS as FedSLS
@@ -53,11 +55,13 @@ ALGORITHMS = {
     "fedfed": FedFed,
     "fedftg": FedFTG,
     "fedgen": FedGen,
+    "fedlc": FedLC,
     "fedmtl": FedMTL,
     "fednova": FedNova,
     "fedper": FedPer,
     "fedprox": FedProx,
     "fedrep": FedRep,
+    "fedrs": FedRS,
     "fedsam": FedSAM,
     "fedsl": FedSL,
     "fedsls": FedSLS,

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
 
 from ..core.algorithm import Algorithm, Errand, Recipe
 from ..core.fields import Count
@@ -23,7 +23,16 @@ class FineTuned:
     def stages(self, plan):
         *before, last = self.base.stages(plan)
         yield from (*before, last)
-        yield last.errand(FineTune(base=last.algorithm, part=self.part), epochs=self.epochs, fresh=False)
+        tune = FineTune(base=last.algorithm, part=self.part)
+        yield last.errand(tune, epochs=self.epochs, fresh=False, objective=in_tuning(last.objective))
+
+
+def in_tuning(objective: Any) -> Any:
+    """An objective without those around it that are for training alone (FedLC's margins)."""
+    if (base := getattr(objective, "base", None)) is None:
+        return objective
+    alone = getattr(objective, "for_training_alone", False)
+    return in_tuning(base) if alone else replace(objective, base=in_tuning(base))
 
 
 @dataclass(frozen=True)

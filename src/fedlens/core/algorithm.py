@@ -87,7 +87,7 @@ class Stage:
     @property
     def parts(self) -> tuple[Any, ...]:
         """All that may declare memory, by a method initial_memory(client)."""
-        return self.algorithm, self.objective, self.weighting, *self.uplink
+        return self.algorithm, *chain(self.objective), self.weighting, *self.uplink
 
     def local_steps(self, examples: int) -> int:
         """How many steps a round a client with so many examples takes."""
