@@ -36,11 +36,6 @@ PENDING: set[str] = {
     "flower.launch names fedxds",
     "flower.launch names scaffold",
     "flower.server_app._carry_on has more than 60 lines",
-    "papers.fedxds.tables.tables has more than 60 lines",
-    "recommend.rank names fedaux",
-    "recommend.rank names fedper",
-    "recommend.rank names fedprox",
-    "recommend.rank names scaffold",
     "simulate.run has more than 450 lines",
     "simulate.run._carry_on has more than 60 lines",
 }
