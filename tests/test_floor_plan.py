@@ -30,8 +30,6 @@ METHODS = {*ALGORITHMS} - {"fedavg", "local", "finetune"}
 MAY_NAME = {"models", "models.pse_net"}  # networks named after papers
 PENDING: set[str] = {
     "config has more than 450 lines",
-    "cycle of config, experiment",
-    "experiment imports config",
     "flower.launch names fedsls",
     "flower.launch names fedxds",
     "flower.launch names scaffold",
