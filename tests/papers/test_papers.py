@@ -37,6 +37,7 @@ from fedlens.papers.table import gather, reproduce
 from fedlens.runs.diff import differences
 from fedlens.runs.folder import RunFolder
 from fedlens.runs.grid import Column, Grid, Reported, Row, protocol_name, seeds_of
+from fedlens.simulate import recorder
 from fedlens.simulate import run as simulate
 
 SMALL = (
@@ -62,7 +63,7 @@ GRID = Grid(
 
 
 def nobody():
-    return nullcontext(simulate.Nobody())
+    return nullcontext(recorder.Nobody())
 
 
 def run_all(grid, out, **options):
@@ -75,7 +76,7 @@ def done(tmp_path_factory):
     return out, run_all(GRID, out, seeds=[0, 1])
 
 
-class Interrupting(simulate.Nobody):
+class Interrupting(recorder.Nobody):
     def round(self, progress):
         if progress.round == 1:
             raise KeyboardInterrupt

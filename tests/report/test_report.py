@@ -29,6 +29,7 @@ from fedlens.report.page import gather, page, write
 from fedlens.runs import figure
 from fedlens.runs.folder import RunFolder
 from fedlens.runs.read import client_accuracies, flat, thinned
+from fedlens.simulate import recorder
 from fedlens.simulate import run as simulate
 
 SMALL = ["data=mnist5k", "model=mlp", "clients=6", "cohort=3", "rounds=4", "local.steps=2", "engine=sequential"]
@@ -305,7 +306,7 @@ def test_settings_are_flat_as_they_are_typed():
 def test_a_half_finished_run_is_shown_but_not_ranked(finished, tmp_path):
     half = tmp_path / "fedprox"
 
-    class Stop(simulate.Nobody):
+    class Stop(recorder.Nobody):
         def round(self, progress):
             if progress.round == 2:
                 raise KeyboardInterrupt
