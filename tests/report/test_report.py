@@ -550,7 +550,8 @@ def test_words_have_contrast_in_light_and_dark():
 
 def test_every_method_has_its_own_look():
     methods = sorted(ALGORITHMS.keys() - {"finetune"})
-    assert len({style.place_of(name) for name in methods}) == len(methods)
+    places = {style.place_of(name) for name in methods}
+    assert len(places) == len(methods), "give the new method a place in plots/methods.json"
     assert style.place_of("fedavg+ft")[0] == style.place_of("fedavg")[0] and style.place_of(
         "fedavg+ft"
     ) != style.place_of("fedavg")
