@@ -6,7 +6,10 @@ A mutant is a change of one line of a function, in place, for everyone who calls
 from __future__ import annotations
 
 import inspect
+import tempfile
 import textwrap
+from functools import cache
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -21,12 +24,18 @@ from fedlens.core.policy import RoundPolicy
 from fedlens.core.tree import Tree
 from fedlens.engines.sequential import Sequential
 from fedlens.runs import grid, read
+from fedlens.runs.diff import differences
 from fedlens.runs.folder import config_hash
+from fedlens.simulate import recorder
+from fedlens.simulate import run as simulate
 from recipes import CASES
 from small import federation, network, same
 from test_reductions import gap
 from textbook import TOLERANCE, TWO_OF_THREE, World, fedprox
 from traces import trace
+
+FEW = ["algorithm=scaffold", "clients=4", "cohort=2", "model=mlp", "model.hidden=8", "local.steps=1", "picture=false"]
+FEW += ["engine=sequential", "evaluate.every=2", "evaluate.personal_every=2"]
 
 
 # ---- what is asked: each of these passes, and fails with its mutants ----
@@ -142,7 +151,7 @@ def the_hash_is_of_what_affects_results():
 
 def another_part_has_its_own_settings():
     words = ("model=resnet18", "model.norm=group", "rounds=3", "model=cnn")
-    assert sorted(grid.merged(words).values()) == ["model=cnn", "rounds=3"]
+    assert sorted(grid.merged_words(words).values()) == ["model=cnn", "rounds=3"]
 
 
 def cells_are_the_tables_but_for_what_is_asked():
@@ -151,6 +160,19 @@ def cells_are_the_tables_but_for_what_is_asked():
     (whole,), (other,) = table.cells(), table.cells(words=["rounds=3", "engine=sequential"])
     assert (whole.experiment.rounds, whole.changes, whole.home) == (9, (), "t/a-b")
     assert (other.experiment.rounds, other.changes, other.home) == (3, ("rounds=3",), "t/a-b~rounds=3")
+
+
+@cache
+def whole_run() -> Path:
+    simulate.run(config.read(None, [*FEW, "rounds=4", f"out={(place := Path(tempfile.mkdtemp()) / 'whole')}"]))
+    return place
+
+
+def a_resumed_run_is_the_whole():
+    place, whole = Path(tempfile.mkdtemp()) / "resumed", whole_run()
+    simulate.run(config.read(None, [*FEW, "rounds=2", f"out={place}"]))
+    simulate.resume(place, ["rounds=4"])
+    assert not list(differences(whole, place))
 
 
 # ---- mutants ---------------------------------------------------------------------------------------------------------
@@ -222,7 +244,7 @@ MUTANTS = {
         the_hash_is_of_what_affects_results,
     ),
     "settings of another part": (
-        grid.merged,
+        grid.merged_words,
         'if not name.startswith(f"{key}.")',
         "",
         another_part_has_its_own_settings,
@@ -232,6 +254,19 @@ MUTANTS = {
         "if config.affects_results(key)",
         "",
         cells_are_the_tables_but_for_what_is_asked,
+    ),
+    "another seed": (simulate.session, "seed=experiment.seed", "seed=experiment.seed + 1", a_resumed_run_is_the_whole),
+    "evaluated a round early": (
+        recorder.Evaluations.of_global,
+        "_due(server.round, asked.every)",
+        "_due(server.round + 1, asked.every)",
+        a_resumed_run_is_the_whole,
+    ),
+    "evaluations are the method's": (
+        recorder.Bytes.book_evaluation,
+        ', purpose="evaluation"',
+        "",
+        a_resumed_run_is_the_whole,
     ),
 }
 
