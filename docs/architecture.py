@@ -203,10 +203,11 @@ The one file to read before writing a method: [core/algorithm.py](../src/fedlens
 | --- | --- |
 | what a method may do | `core/algorithm.py` |
 | where a reply is refused | `core/check.py`, `core/replies.py` |
-| where a damaged checkpoint is refused | `runs/folder.py` |
+| where a damaged checkpoint is refused | `runs/folder.py`: `load`, `at` |
 | how a setting is parsed, and its sentence when it is wrong | `config.py` |
-| where the report chooses its headline | `report/summary_text.py` |
-| how a figure looks | `plots/style.py` |
+| where the report chooses its headline | `report/summary_text.py`: `told` |
+| where a server optimizer acts | `advance` in `core/algorithm.py`; `algorithms/fedavgm.py` |
+| how a figure looks, which colour a method has | `plots/style.py`, `plots/methods.json` |
 | what a paper reports | `papers/` |
 | why something was decided so | [decisions](decisions.md) |
 """

@@ -75,6 +75,9 @@ def cards() -> dict[Path, str]:
     said = yaml.safe_load((DOCS / "methods.yaml").read_text("utf-8"))
     if wrong := set(said) ^ set(ALGORITHMS):
         raise SystemExit(f"methods.yaml and the registry disagree about {', '.join(sorted(wrong))}")
+    for name, entry in said.items():
+        if lacking := {"family", "equation", "use"} - entry.keys():
+            raise SystemExit(f"methods.yaml: {name} lacks {', '.join(sorted(lacking))}")
     measured = json.loads((DOCS / "measured.json").read_text("utf-8"))
     made = {DOCS / "methods" / f"{name}.md": card(name, said[name], measured) for name in ALGORITHMS}
     privacy = (DOCS / "privacy.md").read_text("utf-8")

@@ -29,20 +29,9 @@ _spec.loader.exec_module(plan)
 METHODS = {*ALGORITHMS} - {"fedavg", "local", "finetune"}
 MAY_NAME = {"models", "models.pse_net"}  # networks named after papers
 PENDING: set[str] = {
-    "config has more than 450 lines",
-    "cycle of config, experiment",
-    "experiment imports config",
     "flower.launch names fedsls",
     "flower.launch names fedxds",
     "flower.launch names scaffold",
-    "flower.server_app._carry_on has more than 60 lines",
-    "papers.fedxds.tables.tables has more than 60 lines",
-    "recommend.rank names fedaux",
-    "recommend.rank names fedper",
-    "recommend.rank names fedprox",
-    "recommend.rank names scaffold",
-    "simulate.run has more than 450 lines",
-    "simulate.run._carry_on has more than 60 lines",
 }
 
 

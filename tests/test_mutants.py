@@ -6,7 +6,10 @@ A mutant is a change of one line of a function, in place, for everyone who calls
 from __future__ import annotations
 
 import inspect
+import tempfile
 import textwrap
+from functools import cache
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -20,12 +23,19 @@ from fedlens.core.dry_run import blank_clients, dry_run
 from fedlens.core.policy import RoundPolicy
 from fedlens.core.tree import Tree
 from fedlens.engines.sequential import Sequential
-from fedlens.runs import read
+from fedlens.runs import grid, read
+from fedlens.runs.diff import differences
+from fedlens.runs.folder import config_hash
+from fedlens.simulate import recorder
+from fedlens.simulate import run as simulate
 from recipes import CASES
 from small import federation, network, same
 from test_reductions import gap
 from textbook import TOLERANCE, TWO_OF_THREE, World, fedprox
 from traces import trace
+
+FEW = ["algorithm=scaffold", "clients=4", "cohort=2", "model=mlp", "model.hidden=8", "local.steps=1", "picture=false"]
+FEW += ["engine=sequential", "evaluate.every=2", "evaluate.personal_every=2"]
 
 
 # ---- what is asked: each of these passes, and fails with its mutants ----
@@ -131,6 +141,40 @@ def fine_tuned_models_are_the_headline():
     assert read.measure_of({"global", "fine-tuned", "personal after"}) == "fine-tuned"
 
 
+def the_hash_is_of_what_affects_results():
+    def hashed(*words):
+        return config_hash(config.read(None, words))
+
+    assert hashed("precision=fp64") != hashed("precision=fp32") != hashed("precision=fp32", "rounds=3")
+    assert hashed("engine=sequential", "workers=3", "keep=2", "out=x") == hashed("engine=lanes", "picture=false")
+
+
+def another_part_has_its_own_settings():
+    words = ("model=resnet18", "model.norm=group", "rounds=3", "model=cnn")
+    assert sorted(grid.merged_words(words).values()) == ["model=cnn", "rounds=3"]
+
+
+def cells_are_the_tables_but_for_what_is_asked():
+    row, column = grid.Row(words=("algorithm=scaffold",)), grid.Column(words=("clients=6",))
+    table = grid.Grid(name="t", about="", rows={"a": row}, columns={"b": column}, words=("rounds=9", "cohort=2"))
+    (whole,), (other,) = table.cells(), table.cells(words=["rounds=3", "engine=sequential"])
+    assert (whole.experiment.rounds, whole.changes, whole.home) == (9, (), "t/a-b")
+    assert (other.experiment.rounds, other.changes, other.home) == (3, ("rounds=3",), "t/a-b~rounds=3")
+
+
+@cache
+def whole_run() -> Path:
+    simulate.run(config.read(None, [*FEW, "rounds=4", f"out={(place := Path(tempfile.mkdtemp()) / 'whole')}"]))
+    return place
+
+
+def a_resumed_run_is_the_whole():
+    place, whole = Path(tempfile.mkdtemp()) / "resumed", whole_run()
+    simulate.run(config.read(None, [*FEW, "rounds=2", f"out={place}"]))
+    simulate.resume(place, ["rounds=4"])
+    assert not list(differences(whole, place))
+
+
 # ---- mutants ---------------------------------------------------------------------------------------------------------
 MUTANTS = {
     "the next round's job": (run.job_of, "server.round, turn.at", "server.round + 1, turn.at", a_run_is_the_same_again),
@@ -186,6 +230,43 @@ MUTANTS = {
         '"fine-tuned", "global"',
         '"global", "fine-tuned"',
         fine_tuned_models_are_the_headline,
+    ),
+    "precision does not matter": (
+        config.affects_results,
+        "or name in Execution.AFFECTS_RESULTS",
+        "",
+        the_hash_is_of_what_affects_results,
+    ),
+    "everything matters": (
+        config.affects_results,
+        "name not in _types(Execution)",
+        "True",
+        the_hash_is_of_what_affects_results,
+    ),
+    "settings of another part": (
+        grid.merged_words,
+        'if not name.startswith(f"{key}.")',
+        "",
+        another_part_has_its_own_settings,
+    ),
+    "engines are other protocols": (
+        grid.Grid._cell,
+        "if config.affects_results(key)",
+        "",
+        cells_are_the_tables_but_for_what_is_asked,
+    ),
+    "another seed": (simulate.session, "seed=experiment.seed", "seed=experiment.seed + 1", a_resumed_run_is_the_whole),
+    "evaluated a round early": (
+        recorder.Evaluations.of_global,
+        "_due(server.round, asked.every)",
+        "_due(server.round + 1, asked.every)",
+        a_resumed_run_is_the_whole,
+    ),
+    "evaluations are the method's": (
+        recorder.Bytes.book_evaluation,
+        ', purpose="evaluation"',
+        "",
+        a_resumed_run_is_the_whole,
     ),
 }
 

@@ -15,17 +15,19 @@ import typing
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from .algorithms import ALGORITHMS, FORMERLY
 from .core.algorithm import Recipe
+from .core.aliases import ALIASES, RATIOS, RENAMED
 from .core.cohort import COHORTS, Cohort
 from .core.errors import BadInput, nearest
 from .core.optimizer import SCHEDULES, Schedule
 from .core.transform import TRANSFORMS, Transform
+from .core.yaml_dialect import Dumper, Loader
 from .data import DATASETS, PARTITIONS, DataSource, Partition
 from .data.partition.base import ByUser
 from .devices.profiles import DEVICES, Devices
@@ -47,42 +49,6 @@ REGISTRIES: dict[type, Mapping[str, type]] = {
     Defence: DEFENCES,
     Attack: ATTACKS,
     Devices: DEVICES,
-}
-
-# What users of other tools type, and what it is called here.
-RATIOS = ("join_ratio", "fraction_fit", "fraction_train", "eligible_perc", "participation", "sample_ratio", "frac")
-ALIASES = {
-    **dict.fromkeys(("dataset", "dataset.name", "data_name", "data.name"), "data"),
-    **dict.fromkeys(("num_clients", "n_clients", "client_num", "num_supernodes", "population"), "clients"),
-    **dict.fromkeys((*RATIOS, "clients_per_round", "num_sampled"), "cohort"),
-    **dict.fromkeys(("method", "method.name", "algo", "strategy", "alg", "algorithm.name"), "algorithm"),
-    **dict.fromkeys(
-        ("global_rounds", "num_server_rounds", "n_rounds", "num_rounds", "global_epochs", "comm_rounds"), "rounds"
-    ),
-    **dict.fromkeys(("local_epochs", "local_epoch", "epochs"), "local.epochs"),
-    **dict.fromkeys(("local_steps", "steps"), "local.steps"),
-    **dict.fromkeys(("batch_size", "local.size", "local_batch_size"), "local.batch_size"),
-    **dict.fromkeys(("lr", "learning_rate", "local_learning_rate", "local.learning_rate", "optimizer.lr"), "local.lr"),
-    **dict.fromkeys(("momentum", "optimizer.momentum"), "local.momentum"),
-    **dict.fromkeys(("weight_decay", "wd", "optimizer.weight_decay"), "local.weight_decay"),
-    **dict.fromkeys(("optimizer", "optimizer.name"), "local.optimizer"),
-    **dict.fromkeys(("schedule", "lr_schedule"), "local.schedule"),
-    **dict.fromkeys(("alpha", "dirichlet_alpha"), "partition.alpha"),
-    "partition.name": "partition",
-    **dict.fromkeys(("network", "net", "model_name", "model.name"), "model"),
-    **dict.fromkeys(("output", "output_dir", "out_dir", "name"), "out"),
-    **dict.fromkeys(("random_seed", "rng_seed"), "seed"),
-    "eval_every": "evaluate.every",
-    **dict.fromkeys(("defence", "defense", "defenses"), "defences"),
-    "attack.kind": "attack",
-}
-# Keys that were called otherwise in an earlier version: understood everywhere, and a word gets a note.
-RENAMED = {
-    "policy.least": "policy.min_replies",
-    "policy.failures": "policy.max_failures",
-    "policy.rest": "policy.cooldown",
-    "policy.largest": "policy.max_reply_mib",
-    "policy.claim": "policy.max_weight_share",
 }
 
 
@@ -109,7 +75,7 @@ def to_dict(value: Any) -> Any:
 
 
 def to_yaml(experiment: Experiment) -> str:
-    return yaml.dump(to_dict(experiment), Dumper=_QuotedYaml, sort_keys=False)
+    return yaml.dump(to_dict(experiment), Dumper=Dumper, sort_keys=False)
 
 
 def affects_results(key: str) -> bool:
@@ -124,40 +90,11 @@ def science(experiment: Experiment) -> dict[str, Any]:
 
 
 # ---- reading ----
-class _Yaml(yaml.SafeLoader):
-    """Scalars as in YAML 1.2: 1e-3 is a number; dates, yes, no, 010 and 1:30 are text. A key may be set once."""
-
-    yaml_implicit_resolvers: ClassVar = {}
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict:
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        if twice := [key for key in keys if keys.count(key) > 1]:
-            raise yaml.constructor.ConstructorError(None, None, f"{twice[0]} is set twice", node.start_mark)
-        return super().construct_mapping(node, deep)
-
-
-class _QuotedYaml(yaml.SafeDumper):
-    """Quotes text that either version of YAML would take for something else."""
-
-
-_FLOAT = r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?"
-for _loader, _tag, _pattern, _first in (
-    (_Yaml, "bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
-    (_Yaml, "null", r"~|null|Null|NULL|", ("~", "n", "N", "")),
-    (_Yaml, "int", r"[-+]?(0|[1-9][0-9]*)", "-+0123456789"),
-    (_Yaml, "float", _FLOAT, "-+.0123456789"),
-    (_Yaml, "float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", "-+."),
-    (_Yaml, "merge", r"<<", "<"),
-    (_QuotedYaml, "float", _FLOAT, "-+.0123456789"),
-):
-    _loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), list(_first))
-
-
 def _from_file(path: Path) -> list[tuple[str, Any]]:
     if not path.is_file():
         raise BadInput(_no_file(path))
     try:
-        found = yaml.load(path.read_text("utf-8"), _Yaml)
+        found = yaml.load(path.read_text("utf-8"), Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f" in line {mark.line + 1}" if mark else ""
@@ -197,7 +134,7 @@ def setting(word: str) -> tuple[str, Any]:
     if _types(Experiment).get(key) is str:
         return key, text  # the name of a file or a folder, as it was typed
     try:
-        value = yaml.load(text, _Yaml)
+        value = yaml.load(text, Loader)
     except yaml.YAMLError:
         value = text
     return key, _meant_as(typed, text if value is None and text not in ("null", "~") else value)

@@ -23,6 +23,7 @@ from fedlens.experiment import resized
 from fedlens.models.generators import ImageGenerator, Vae
 from fedlens.papers.fedxds import tables
 from fedlens.runs.diff import differences
+from fedlens.simulate import recorder
 from fedlens.simulate import run as simulate
 from fedlens.simulate.describe import describe
 from fedlens.simulate.timing import work_of
@@ -38,7 +39,7 @@ def test_a_run_from_words_is_the_same_after_a_stop(name, folder, tmp_path):
     class Stopped(Exception):
         pass
 
-    class Stops(simulate.Nobody):
+    class Stops(recorder.Nobody):
         def round(self, progress):
             if progress.round == whole.rounds - 1:
                 raise Stopped

@@ -27,6 +27,7 @@ from fedlens.core.errors import BadInput
 from fedlens.runs.diff import differences
 from fedlens.runs.folder import RunFolder
 from fedlens.runs.grid import stored
+from fedlens.simulate import recorder
 from fedlens.simulate import run as simulate
 
 SMALL = (
@@ -185,7 +186,7 @@ def test_pictures_and_the_panel(done, tmp_path):
     board = LiveBoard(console)
     board.expect(["a", "b", "c"], there=2)
     board.watch("a").end()
-    board.watch("b").round(simulate.Progress(3, 9, 0.5, 1.0, 1, 1, 1.0))
+    board.watch("b").round(recorder.Progress(3, 9, 0.5, 1.0, 1, 1, 1.0))
     console.print(board.shown())
     text = console.export_text()
     assert "3 of 5 runs done, 2 to go" in text and "3/9" in text and "50.00 %" in text

@@ -22,7 +22,8 @@ from fedlens.data.sources.folders import ClientsFolder, Folder, Npz
 from fedlens.data.sources.hub import Hub
 from fedlens.data.sources.small import Mnist
 from fedlens.data.split import Split
-from fedlens.simulate.run import Nobody, run
+from fedlens.simulate.recorder import Nobody
+from fedlens.simulate.run import run
 
 RANDOM = np.random.default_rng(0)
 

@@ -34,23 +34,29 @@ def reference(recipe, plan):
 
 @pytest.fixture(scope="module")
 def pools(tmp_path_factory):
-    """One set of processes for all methods, and what it stores."""
+    """Processes for all methods, and what they store. Their clients remember rounds: one that is over starts anew."""
     made = {}
 
-    def pool(workers):
+    def pool(workers, begin):
+        if workers in made and made[workers][2] >= begin:  # tests are not always run in order
+            made.pop(workers)[0].close()
         if workers not in made:
             folder = tmp_path_factory.mktemp("memories")
-            made[workers] = Workers(build, SIZES, workers, Storage(folder)), folder
-        return made[workers]
+            made[workers] = Workers(build, SIZES, workers, Storage(folder)), folder, begin
+        made[workers] = *made[workers][:2], begin
+        return made[workers][:2]
 
     yield pool
-    for engine, _ in made.values():
+    for engine, *_ in made.values():
         engine.close()
 
 
-@pytest.mark.parametrize(("name", "workers"), [*((name, 3) for name in CASES), *((name, 1) for name in STRUCTURES)])
+@pytest.mark.parametrize(
+    ("name", "workers"), [*((name, 3) for name in CASES), *((name, 1) for name in CASES if name in STRUCTURES)]
+)
 def test_workers_equal_sequential(name, workers, pools):
-    expected, (engine, folder) = trace(name), pools(workers)
+    expected = trace(name)
+    engine, folder = pools(workers, expected.recipe.begin)
     found = expected.again(engine)
     engine.save(0)
     kept = Memories(folder, round=10**6)
@@ -108,7 +114,7 @@ def test_a_lane_serves_clients_whose_memory_was_on_disk(tmp_path, monkeypatch):
 
 
 def test_engines_tell_of_every_client_that_has_answered(pools):
-    engines = [Sequential(network(), federation()), Lanes(network(), federation(), lanes=2), pools(3)[0]]
+    engines = [Sequential(network(), federation()), Lanes(network(), federation(), lanes=2), pools(3, 10**6)[0]]
     for engine in engines:
         told = []
         engine.heard = lambda *said, told=told: told.append(said)

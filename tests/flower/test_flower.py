@@ -39,6 +39,7 @@ from fedlens.flower.messages import Leaf, Letter, from_bytes, from_records, leav
 from fedlens.flower.node import Node, Policy
 from fedlens.runs.diff import differences
 from fedlens.runs.folder import RunFolder
+from fedlens.simulate import recorder
 from fedlens.simulate import run as simulate
 
 has_flower = importlib.util.find_spec("flwr") is not None
@@ -233,8 +234,8 @@ def test_an_order_means_the_job_it_was_made_of(method, tmp_path):
     engine = Watch(experiment.network(images), experiment.federation(images)[0])
     folder = RunFolder.create(experiment.with_execution(out=str(tmp_path / "run")))
     start = simulate.Checkpoint(0, Tree(), simulate.Ledger(), 0.0)
-    recorder = simulate.Recorder(folder, experiment, engine, start, simulate.Nobody())
-    run_rounds(experiment.algorithm, engine.net, engine, experiment.plan, observe=recorder)
+    observer = recorder.Recorder(folder, experiment, engine, start, recorder.Nobody())
+    run_rounds(experiment.algorithm, engine.net, engine, experiment.plan, observe=observer)
     agreed = json.loads(json.dumps(contract(experiment, images, "run")))
     received = experiment_of(agreed).timetable()
     for job, order in made:

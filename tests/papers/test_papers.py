@@ -3,8 +3,11 @@
 import json
 import math
 import shlex
+import tempfile
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pyarrow.dataset
@@ -20,6 +23,7 @@ from fedlens.core.network import Network
 from fedlens.core.rng import generator, seeded
 from fedlens.core.run import run as run_rounds
 from fedlens.core.tree import Tree
+from fedlens.data import DATASETS
 from fedlens.engines.sequential import Sequential
 from fedlens.experiment import Experiment, build
 from fedlens.papers import table_figure as picture
@@ -33,6 +37,7 @@ from fedlens.papers.table import gather, reproduce
 from fedlens.runs.diff import differences
 from fedlens.runs.folder import RunFolder
 from fedlens.runs.grid import Column, Grid, Reported, Row, protocol_name, seeds_of
+from fedlens.simulate import recorder
 from fedlens.simulate import run as simulate
 
 SMALL = (
@@ -58,7 +63,7 @@ GRID = Grid(
 
 
 def nobody():
-    return nullcontext(simulate.Nobody())
+    return nullcontext(recorder.Nobody())
 
 
 def run_all(grid, out, **options):
@@ -71,7 +76,7 @@ def done(tmp_path_factory):
     return out, run_all(GRID, out, seeds=[0, 1])
 
 
-class Interrupting(simulate.Nobody):
+class Interrupting(recorder.Nobody):
     def round(self, progress):
         if progress.round == 1:
             raise KeyboardInterrupt
@@ -429,8 +434,17 @@ def test_latents_are_of_the_images_size(eye):
 
 
 # ---- weights ---------------------------------------------------------------------------------------------------------
+@cache
+def some_digits() -> str:
+    """An eighth of the digits, as a file."""
+    images, path = DATASETS["mnist5k"]().load(), Path(tempfile.mkdtemp()) / "digits.npz"
+    x, y = images.x[::8, 0].numpy(), images.y[::8].numpy()
+    np.savez(path, x_train=x[::2], y_train=y[::2], x_test=x[1::2], y_test=y[1::2])
+    return f"data={path}"
+
+
 def weighing(*words) -> Experiment:
-    base = [word for word in SMALL if not word.startswith("cohort")]
+    base = [some_digits(), *(word for word in SMALL if not word.startswith(("cohort", "data")))]
     more = ["cohort=4", "algorithm=fedsls", "algorithm.pretrain_epochs=0", "precision=fp64", "partition.alpha=0.3"]
     return config.read(None, [*base, *more, *words]).resolved()
 

@@ -17,6 +17,7 @@ from fedlens.core.batches import Shard, plan, split_holdout
 from fedlens.core.errors import BadInput
 from fedlens.core.rng import generator, key
 from fedlens.core.tree import Tree
+from fedlens.papers.figure_runs import table_named
 from fedlens.papers.registry import reproducible
 from fedlens.papers.spatl import figures as spatl_figures
 from fedlens.papers.spatl import tables as spatl
@@ -70,7 +71,7 @@ def out(words, tmp_path_factory):
     out, patch = tmp_path_factory.mktemp("out"), pytest.MonkeyPatch()
     for name, value in (("EPOCHS", EPOCHS), ("UPDATES", UPDATES), ("TARGETS", TARGETS)):
         patch.setattr(spatl_figures, name, value)
-    cells = spatl_figures.named_table("spatl/ablations").cells(["spatl", "no_selection"], ["vgg11"], words)
+    cells = table_named(spatl.tables(), "spatl/ablations").cells(["spatl", "no_selection"], ["vgg11"], words)
     for cell in cells:
         with watcher(json=True) as lines:
             finish(cell.at(out, 0), (), lines, among=out)
@@ -119,7 +120,7 @@ def test_the_papers_totals_are_its_rounds_times_its_cost():
 
 
 def test_encoders_leave_ten_thousand_images_to_nobody():
-    grid = spatl_figures.named_table("spatl/encoders")
+    grid = table_named(spatl.tables(), "spatl/encoders")
     for cell in grid.cells():
         e = cell.experiment
         assert (e.partition.test, e.partition.holdout, e.clients, e.rounds) == ("holdout", 0.2, 10, 100)

@@ -142,8 +142,7 @@ def test_the_proposed_words_give_the_same_experiment(words):
     """Read back by the comparison itself: all but the method is what was asked for."""
     experiment = config.read(None, [*words.split(), "algorithm=moon", "algorithm.mu=2", "seed=3", "out=somewhere"])
     what = asked(["fedavg", *typed(experiment)])
-    [cell] = what.cells()
-    compared = config.read(None, cell.under(what.where))
+    [compared] = [cell.experiment for cell in what.cells]
     assert replace(experiment.with_execution(out="", picture=False), algorithm=compared.algorithm, seed=0) == compared
 
 
@@ -163,7 +162,7 @@ def test_a_comparison_becomes_evidence(tmp_path):
     done = compare(asked(["fedavg", "fedper", *words]), [0, 1], tmp_path / "c", Board(io.StringIO()), 1)
     assert add(tmp_path / "c", tmp_path / "e.json", "results/new.md") == 1
     assert add(tmp_path / "c", tmp_path / "e.json", "results/new.md") == 1  # in place of what it said before
-    [entry] = read((tmp_path / "e.json").read_text(), "e.json")
+    [entry] = read((tmp_path / "e.json").read_text(), "e.json")["results"]
     rows = {row["method"]: row for row in done.rows("")}
     assert entry["global"] == {"fedavg": round(rows["fedavg"]["global_last"], 4)} and entry["seeds"] == 2
     assert entry["personal"] == {name: round(row["personal_after"], 4) for name, row in rows.items()}

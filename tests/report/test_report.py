@@ -29,6 +29,7 @@ from fedlens.report.page import gather, page, write
 from fedlens.runs import figure
 from fedlens.runs.folder import RunFolder
 from fedlens.runs.read import client_accuracies, flat, thinned
+from fedlens.simulate import recorder
 from fedlens.simulate import run as simulate
 
 SMALL = ["data=mnist5k", "model=mlp", "clients=6", "cohort=3", "rounds=4", "local.steps=2", "engine=sequential"]
@@ -53,7 +54,7 @@ def finished(tmp_path_factory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def personal(tmp_path_factory) -> list[Path]:
-    """Three methods with other names for a client's own model, and one of them without a global model."""
+    """Three methods with other names for a personal model, and one of them without a global model."""
     root = tmp_path_factory.mktemp("personal")
     return [run(root / method, f"algorithm={method}") for method in ("fedavg+ft", "local", "fedavg")]
 
@@ -162,7 +163,7 @@ def test_own_models_of_any_name_are_one_measure_as_in_the_terminals_table(person
     )
 
 
-def test_who_fine_tunes_is_judged_by_that(personal):
+def test_who_fine_tunes_is_evaluated_on_that(personal):
     """Its global model is that of its base, and says nothing about what it adds."""
     alone = gather(personal[:1])
     mean = alone["groups"][0]["accuracy"]["fine-tuned"]["mean"]
@@ -175,13 +176,13 @@ def test_who_fine_tunes_is_judged_by_that(personal):
     assert compare_existing([personal[0], personal[2]]).by == "personal"
 
 
-def test_with_a_global_model_for_all_own_models_come_second(personal, finished):
+def test_with_a_global_model_for_all_personal_models_come_second(personal, finished):
     shown = gather(finished)
     assert shown["measure"] == "global" and compare_existing(finished).by == "global"
     (said,) = [sentence for sentence in shown["sentences"] if "on average" in sentence]
     means = [group["fairness"][group["personal"]]["mean"]["mean"] for group in shown["groups"]]
     best = shown["groups"][means.index(max(means))]["label"]
-    start = f"Of clients' models after local training, {best}'s are best: {100 * max(means):.1f}\u00a0% on average"
+    start = f"Of personal models after local training, {best}'s are best: {100 * max(means):.1f}\u00a0% on average"
     assert said.startswith(start)
     alike = gather(personal[1:])  # one name for all: no need for another
     assert (
@@ -195,7 +196,7 @@ def test_methods_without_a_measure_in_common_are_told_one_by_one(personal, tmp_p
     assert shown["headline"] == "2 methods without a measure in common" and shown["measure"] is None
     first, second, _ = shown["sentences"]
     assert shown["listed"] and first.startswith("local reached") and second.startswith("fedprox reached")
-    assert first.endswith(" (clients' models after local training).") and second.endswith(" (the global model).")
+    assert first.endswith(" (personal models after local training).") and second.endswith(" (the global model).")
 
 
 def test_a_lead_within_the_deviation_is_not_a_win(finished, copies):
@@ -305,7 +306,7 @@ def test_settings_are_flat_as_they_are_typed():
 def test_a_half_finished_run_is_shown_but_not_ranked(finished, tmp_path):
     half = tmp_path / "fedprox"
 
-    class Stop(simulate.Nobody):
+    class Stop(recorder.Nobody):
         def round(self, progress):
             if progress.round == 2:
                 raise KeyboardInterrupt
@@ -405,7 +406,7 @@ def test_pictures_travel_small_and_the_rest_are_named(copies):
     (figures / "explain-weights.png").write_bytes(b"\x89PNG, but not really")
     pictures = gallery.Pictures()
     found = collect(copies[0], "a run", pictures)["pictures"]
-    assert [(one["kind"], one["width"]) for one in found] == [("audit", "1100"), ("look", "1100"), ("look", "1100")]
+    assert [(one["kind"], one["width"]) for one in found] == [("audit", "1100"), ("map", "1100"), ("map", "1100")]
     assert found[0]["about"] == "What an attack recovers, run a run (gradients)"
     assert pictures.left_out == ["a run/figures/explain-weights.png"]
     small = gallery.Pictures(budget=len(found[0]["source"]) + 10)
@@ -549,7 +550,8 @@ def test_words_have_contrast_in_light_and_dark():
 
 def test_every_method_has_its_own_look():
     methods = sorted(ALGORITHMS.keys() - {"finetune"})
-    assert len({style.place_of(name) for name in methods}) == len(methods)
+    places = {style.place_of(name) for name in methods}
+    assert len(places) == len(methods), "give the new method a place in plots/methods.json"
     assert style.place_of("fedavg+ft")[0] == style.place_of("fedavg")[0] and style.place_of(
         "fedavg+ft"
     ) != style.place_of("fedavg")

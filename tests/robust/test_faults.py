@@ -29,6 +29,7 @@ from fedlens.engines.workers import Workers
 from fedlens.robust.faults import Faults, Faulty, corrupted
 from fedlens.runs.diff import differences
 from fedlens.runs.folder import RunFolder
+from fedlens.simulate import recorder
 from fedlens.simulate import run as simulate
 from small import PLAN, SIZES, build, federation, network, same
 
@@ -49,7 +50,7 @@ def played(engine, faults=ALL, recipe=Scaffold(), plan=LONG):  # noqa: B008  all
         check=check,
         observe=lambda server, job, answers: seen.append(answers),
     )
-    return server.state, [setback for answers in seen for setback in simulate.setbacks(0, answers)], seen
+    return server.state, [setback for answers in seen for setback in recorder.setbacks(0, answers)], seen
 
 
 # ---- the schedule ----------------------------------------------------------------------------------------------------
@@ -180,7 +181,7 @@ def test_a_run_counts_what_went_wrong_and_goes_on_after_a_kill(tmp_path):
     def told(name, *more):
         notes = []
 
-        class Watch(simulate.Nobody):
+        class Watch(recorder.Nobody):
             def note(self, text):
                 notes.append(text)
 

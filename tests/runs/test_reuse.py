@@ -9,6 +9,7 @@ from fedlens import config
 from fedlens.runs.diff import differences
 from fedlens.runs.folder import RunFolder
 from fedlens.runs.reuse import begin_alike
+from fedlens.simulate import recorder
 from fedlens.simulate import run as simulate
 from fedlens.simulate.finish import finish
 
@@ -44,7 +45,7 @@ def runs(tmp_path_factory) -> Path:
     ],
 )
 def test_the_longest_beginning_is_taken_over_to_the_bit(tmp_path, runs, words, rounds):
-    finish(asked(tmp_path / "second", *words), [], simulate.Nobody(), runs)
+    finish(asked(tmp_path / "second", *words), [], recorder.Nobody(), runs)
     log = (tmp_path / "second" / "log.txt").read_text()
     assert log.startswith(f"rounds 1 to {rounds} are those of") and f"round {rounds}/" not in log
     assert not list(differences(tmp_path / "second", done(tmp_path / "alone", *words).path))

@@ -14,6 +14,7 @@ from fedlens import config
 from fedlens.core.errors import BadInput
 from fedlens.runs.diff import differences
 from fedlens.runs.folder import RunFolder
+from fedlens.simulate import recorder
 from fedlens.simulate import run as simulate
 
 SMALL = (
@@ -73,7 +74,7 @@ def test_a_diverged_run_is_told_without_the_losses_it_has_not(tmp_path):
     assert math.isnan(found["loss"][3]) and "personal after/mean" in found and "personal after/loss_mean" not in found
 
 
-class Interrupting(simulate.Nobody):
+class Interrupting(recorder.Nobody):
     def round(self, progress):
         if progress.round == 2:
             raise KeyboardInterrupt

@@ -24,6 +24,7 @@ from fedlens.report.page import gather
 from fedlens.runs import tables
 from fedlens.runs.diff import differences
 from fedlens.runs.folder import RunFolder
+from fedlens.simulate import recorder
 from fedlens.simulate import run as simulate
 from fedlens.ui import clients, follow
 from fedlens.ui.server import LiveServer
@@ -112,10 +113,10 @@ def grow(path: Path, start: int, end: int, rounds: int, *, clients: int = 10, lo
                 (number, client, "client test", "personal after", "examples", "accuracy", value)
                 for client, value in own
             )
-        progress = simulate.Progress(
+        progress = recorder.Progress(
             number, rounds, accuracy, 2 * (1 - accuracy), 10**6 * number, 10**6 * number, 0.5 * number
         )
-        lines.append(simulate.line(progress))
+        lines.append(recorder.progress_line(progress))
     metrics.flush()
     sent.flush()
     with open(path / "log.txt", "a") as log:
@@ -450,7 +451,7 @@ def test_a_damaged_file_costs_its_run_alone_and_can_be_mended(copy, finished, na
 def test_last_words_of_runs(tmp_path):
     """Ctrl-C and a failure are told apart in the log of a real run."""
 
-    class Watching(simulate.Nobody):
+    class Watching(recorder.Nobody):
         def __init__(self, error: BaseException):
             self.error = error
 
@@ -469,12 +470,12 @@ def test_last_words_of_runs(tmp_path):
 def test_a_stop_is_noticed_after_the_round_and_resumed_to_the_same_bits(finished, tmp_path, checkpoint):
     out = tmp_path / "run"
 
-    class Asking(simulate.Nobody):
+    class Asking(recorder.Nobody):
         def round(self, progress):
             if progress.round == 1:
                 (out / "stop").touch()
 
-    with pytest.raises(simulate.Stopped, match="stopped after round 2 of 4, as asked"):
+    with pytest.raises(recorder.Stopped, match="stopped after round 2 of 4, as asked"):
         simulate.run(config.read(None, [*SMALL, f"out={out}", f"checkpoint={checkpoint}"]), watcher=Asking())
     assert state(out) == ("stopped", "after round 2 of 4") and not (out / "stop").exists()
     checkpoint_kept, _ = RunFolder(out).load()
@@ -487,7 +488,7 @@ def test_a_stop_is_noticed_after_the_round_and_resumed_to_the_same_bits(finished
 def test_a_stop_in_the_last_round_changes_nothing(tmp_path):
     out = tmp_path / "run"
 
-    class Asking(simulate.Nobody):
+    class Asking(recorder.Nobody):
         def round(self, progress):
             if progress.round == 3:
                 (out / "stop").touch()

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, TextIO
 
 from ..core.format import duration, percent
-from ..simulate import run as simulate
 from ..simulate.progress import sparkline
+from ..simulate.recorder import Progress as RunProgress
 
 _SHOWN = 12  # runs that ended, at most: the panel must fit a screen
 
@@ -52,7 +52,7 @@ class OneRun:
     def clients(self, answered: int, asked: int) -> None:
         pass  # a line of many has no room for it
 
-    def round(self, progress: simulate.Progress) -> None:
+    def round(self, progress: RunProgress) -> None:
         line = self.line
         line.round, line.rounds, line.accuracy = progress.round, progress.rounds, progress.accuracy
         if progress.accuracy is not None:

@@ -24,8 +24,8 @@ import torch
 
 from .. import config
 from ..experiment import Experiment
-from ..simulate import run as simulate
 from ..simulate.finish import GOES_WRONG, finish, reason
+from ..simulate.recorder import Progress
 from .board import Board, OneRun
 
 
@@ -149,7 +149,7 @@ class _Slot:
             if kind == "begin":
                 watcher.begin(None, None, [], news["round"], news["rounds"])
             elif kind == "round":
-                watcher.round(simulate.Progress(**news))
+                watcher.round(Progress(**news))
             elif kind in ("done", "failed"):
                 return news.get("why", "")
         self.process = None

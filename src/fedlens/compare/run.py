@@ -19,7 +19,7 @@ from ..core.run import job_of, open_round
 from ..core.tree import Tree
 from ..engines.sequential import Sequential
 from ..experiment import Experiment
-from ..runs.grid import Cell, Column, Grid, Row, is_done, merged, placement
+from ..runs.grid import Cell, Column, Grid, Row, is_done, merged_words, placement
 from ..runs.read import flat
 from ..simulate import run as simulate
 from ..simulate.finish import GOES_WRONG, reason
@@ -47,7 +47,7 @@ class Asked:
     def folder(self) -> Path:
         """The same for the same settings, so that the same command goes on, and another method joins those there."""
         data = config.to_dict(self.cells[0].experiment.data)["is"].rpartition(":")[2]
-        fixed = sorted(merged(self.grid.words).values())
+        fixed = sorted(merged_words(self.grid.words).values())
         several = len({column.words for column in self.grid.columns.values()}) > 1
         tag = sha256(" ".join(fixed).encode()).hexdigest()[:8] if tuple(fixed) != tuple(sorted(LOOK)) else ""
         name = "-".join(

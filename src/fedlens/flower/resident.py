@@ -1,7 +1,7 @@
 """A process that lives as long as its SuperNode: Flower starts a new Python for every task, and that one need not
 import torch, decode images or build a network when it can hand the letter on to this one.
 
-Started as `python -m fedlens.flower.resident SOCKET NODE.yaml`; the socket lies in a folder that only its owner can enter.
+Run as `python -m fedlens.flower.resident SOCKET NODE.yaml`; the socket lies in a folder that only its owner can enter.
 """
 
 from __future__ import annotations

@@ -20,7 +20,6 @@ from .. import config
 from ..core.check import MIB
 from ..core.errors import BadInput
 from ..core.ledger import Ledger
-from ..core.run import run as run_rounds
 from ..core.tree import Tree
 from ..data import PARTITIONS, Images
 from ..engines.process import keep_freed_memory, matmuls, threads
@@ -33,7 +32,8 @@ from ..runs.read import Result
 from ..runs.trackers import check as check_trackers
 from ..runs.trackers import tracked
 from ..simulate import checks as scope
-from ..simulate.run import Nobody, Recorder, Watcher, label_counts, public_images, reply_check
+from ..simulate.recorder import Nobody, Parts, Recorder, Watcher, progress_line
+from ..simulate.run import label_counts, public_images, reply_check, session
 from .contract import contract, order_of
 from .engine import Flower, Nodes
 from .launch import flower_runs
@@ -57,9 +57,7 @@ class Printed(Nobody):
     """Lines for Flower's log."""
 
     def round(self, progress):
-        from ..simulate.run import line
-
-        print(line(progress), flush=True)
+        print(progress_line(progress), flush=True)
 
     def note(self, text):
         print(f"note: {text}", flush=True)
@@ -203,28 +201,13 @@ def _carry_on(
                 split.save(folder.path / "split.json")
                 folder.write_json("label_counts.json", label_counts(federation, len(images.classes)))
             folder.write_json("passport.json", card)
-        recorder = Recorder(folder, experiment, engine, start, watcher)
-        recorder.check = reply_check(experiment, net, engine.local.federation)
-        recorder.disclosure = DeployedDisclosure(
-            folder.path / "privacy.json", experiment.timetable(), experiment.clients, experiment.seed
-        )
-        recorder.disclosure.own_noise = nodes.own_noise
-        recorder.disclosure.refuse(start.round)
-        watcher.begin(experiment, folder.path, [], start.round, recorder.rounds)
-        run_rounds(
-            experiment.algorithm,
-            net,
-            engine,
-            experiment.plan,
-            seed=experiment.seed,
-            auxiliary=None if public is None else experiment.public(public, images),
-            state=start.state.map(lambda leaf: leaf.to(experiment.execution.device)),
-            round=start.round,
-            observe=recorder,
-            policy=experiment.policy,
-            check=recorder.check,
-        )
-        result = replace(recorder.conclude(), engine="flower")
+        timetable = experiment.timetable()
+        disclosure = DeployedDisclosure(folder.path / "privacy.json", timetable, experiment.clients, experiment.seed)
+        disclosure.own_noise = nodes.own_noise
+        check = reply_check(experiment, net, engine.local.federation)
+        recorder = Recorder(folder, experiment, engine, start, watcher, Parts(disclosure=disclosure, check=check))
+        auxiliary = None if public is None else experiment.public(public, images)
+        result = replace(session(recorder, engine, net, [], auxiliary, check), engine="flower")
     folder.write_json("result.json", result.plain())
     if experiment.execution.picture and not nodes.own_data:
         draw_run(folder, folder.figures / "run")

@@ -25,6 +25,10 @@ class Figure:
     draw: Callable[[Sequence[str], int, Path], list[Path]]
 
 
+def table_named(tables: Sequence[Grid], name: str) -> Grid:
+    return next(table for table in tables if table.name == name)
+
+
 def finished(grid: Grid, rows: Sequence[str], column: str, words: Sequence[str], path: Path) -> dict[str, Path]:
     """The folders of a table's runs, each carried out first when it is not there."""
     out, found = out_of(path), {}

@@ -15,7 +15,7 @@ from ..core.errors import BadInput
 from ..core.files import write_atomic, write_json
 from ..runs.grid import Cell, Grid, Reported, deviation, mean, placement, protocol_name, runs_of, stored
 from ..simulate.finish import GOES_WRONG, finish, reason
-from ..simulate.run import Watcher
+from ..simulate.recorder import Watcher
 
 
 @dataclass(frozen=True)

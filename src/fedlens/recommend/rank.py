@@ -1,6 +1,7 @@
 """`fedlens recommend`: methods worth trying on a split like yours, from our own results alone, with the evidence.
 
-The evidence is `evidence.json`: {"format": 1, "results": [...]}, each result one comparison over one split:
+The evidence is `evidence.json`: {"format": 1, "usual": {...}, "results": [...]}. `usual` says where to
+begin when nothing is known, for each kind of model; each result is one comparison over one split:
 
 - source: the file that the numbers are from; data, clients, partition, model, rounds, seeds: what it was run on;
 - skew: label_entropy (bits) of so many classes, size_gini and distance (EMD of labels), as in `fedlens data show`;
@@ -36,10 +37,6 @@ Kind = Literal["global", "personal"]
 NEAR = 0.25  # splits that differ by more than this are no evidence for each other
 MARGIN = 0.01  # methods within a point of the best are worth trying; one seed cannot tell them apart
 WORDS = {"uniform": ("algorithm=fedavg", "weighting=uniform")}  # rows that are no method's name
-USUAL: dict[Kind, tuple[str, ...]] = {  # where to begin without any evidence
-    "global": ("fedavg", "fedprox", "scaffold"),
-    "personal": ("fedavg", "fedavg+ft", "fedper"),
-}
 _TRIED = 3  # methods beside fedavg in a comparison that is proposed
 _NOT_COMMON = ("algorithm", "seed", "out")  # which a comparison does not take for all methods
 
@@ -66,17 +63,22 @@ class Recommendation:
 
 def known() -> list[dict[str, Any]]:
     """The evidence that comes with the package."""
+    return _packaged()["results"]
+
+
+def _packaged() -> dict[str, Any]:
     return read(resources.files("fedlens.recommend").joinpath("evidence.json").read_text("utf-8"), "evidence.json")
 
 
-def read(text: str, name: str) -> list[dict[str, Any]]:
+def read(text: str, name: str) -> dict[str, Any]:
+    """A file of evidence; refuses what is none, or of another version."""
     try:
         content = json.loads(text)
     except ValueError:
         raise BadInput(f"{name} is not JSON; it should be a file of evidence") from None
     if not isinstance(content, dict) or content.get("format") != 1 or not isinstance(content.get("results"), list):
         raise BadInput(f"{name} is no evidence of this version: it should have format 1 and results")
-    return content["results"]
+    return content
 
 
 def described(experiment: Experiment) -> tuple[dict[str, float], tuple[int, int, int]]:
@@ -121,7 +123,7 @@ def recommend(
     )
     if not near:
         notes.append(f"We have no evidence for a {kind} model on a split like this: nothing is recommended.")
-        methods = USUAL[kind]
+        methods = _packaged()["usual"][kind]
         if usable:
             nearest = min(usable, key=lambda result: apart(mine, result["skew"]))
             notes += _elsewhere(nearest, kind, mine, experiment)
@@ -235,7 +237,7 @@ def _ruled_out(
     if megabytes and (most := max(sent.values()) / 1e6) > megabytes:
         return f"a client sends {most:.2f} MB in a round, more than {megabytes:g}"
     if private and any(leaf.where == "shared" for leaf in leaves):
-        return "it gives everyone more than a model, made of clients' images or, by fedaux, of public ones"
+        return "it gives everyone more than a model, made of clients' images or of public ones"
     answers = {leaf.name.partition("/")[0] for leaf in leaves if leaf.where == "up"} - _UPDATES
     if private and answers:
         return f"clients send more than updates: {', '.join(sorted(answers))}"
@@ -292,8 +294,8 @@ def _told(partition: Any) -> str:
 
 def add(folder: Path, file: Path, source: str) -> int:
     """Lay a comparison's results beside those of a file of evidence; what this source said before is replaced."""
-    before = read(file.read_text(), str(file)) if file.exists() else []
+    before = read(file.read_text(), str(file)) if file.exists() else {"format": 1, "results": []}
     new = results_of(folder, source)
-    kept = [result for result in before if result["source"] != source]
-    write_json(file, {"format": 1, "results": [*kept, *new]})
+    kept = [result for result in before["results"] if result["source"] != source]
+    write_json(file, {**before, "results": [*kept, *new]})
     return len(new)

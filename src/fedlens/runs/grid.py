@@ -20,7 +20,7 @@ from .folder import RunFolder, config_hash
 _LONGEST = 80  # characters of a protocol in a file's name
 
 
-def percent(share: float | None) -> float | None:
+def in_percent(share: float | None) -> float | None:
     return None if share is None else 100 * share
 
 
@@ -80,7 +80,7 @@ class Grid:
     columns: Mapping[str, Column]
     words: tuple[str, ...] = ()  # of every cell
     paper: Mapping[tuple[str, str], Reported] = field(default_factory=dict)
-    measure: Callable[[Mapping[str, Any]], float | None] = lambda result: percent(result["accuracy_last"])
+    measure: Callable[[Mapping[str, Any]], float | None] = lambda result: in_percent(result["accuracy_last"])
     measured: str = "accuracy of the global model on the pooled test set, mean of the last evaluations, %"
     notes: tuple[str, ...] = ()
     elsewhere: Mapping[str, str] = field(default_factory=dict)  # rows of the paper's other tables -> table
@@ -125,7 +125,7 @@ class Grid:
     def _cell(self, row: str, column: str, words: Sequence[str]) -> Cell:
         own = (*self.words, *self.columns[column].words, *self.rows[row].words)
         over = (*self.columns[column].instead, *words)
-        whole = merged((*own, *over))
+        whole = merged_words((*own, *over))
         experiment, changes = config.read(None, [*whole.values()]), ()
         if over and config_hash(experiment) != config_hash(config.read(None, own)):
             keys = {config.setting(word)[0] for word in over} & whole.keys()
@@ -138,7 +138,7 @@ class Grid:
 
 
 # ---- words and names -------------------------------------------------------------------------------------------------
-def merged(words: Sequence[str]) -> dict[str, str]:
+def merged_words(words: Sequence[str]) -> dict[str, str]:
     """The last word of each key. Another part (model=cnn) takes the settings of the one before (model.weights) away."""
     found: dict[str, str] = {}
     for word in words:

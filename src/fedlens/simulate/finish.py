@@ -11,11 +11,12 @@ from ..runs.folder import RunFolder
 from ..runs.grid import stored
 from ..runs.reuse import begin_alike
 from . import run as simulate
+from .recorder import Watcher
 
 GOES_WRONG = (BadInput, RunFailed, MemoryError, OSError, RuntimeError)  # in one run, and the others can go on
 
 
-def finish(experiment: Experiment, where: Sequence[str], watcher: simulate.Watcher, among: Path) -> None:
+def finish(experiment: Experiment, where: Sequence[str], watcher: Watcher, among: Path) -> None:
     """Run it, or go on with what its folder holds, or with a beginning that is the same in another run of `among`.
 
     `where` says on what engine, should it have begun on another.

@@ -17,7 +17,8 @@ from rich.text import Text
 
 from ..core.format import duration, percent, size
 from ..experiment import Experiment
-from . import run as simulate
+from .recorder import Progress as RunProgress
+from .recorder import progress_line
 
 T = TypeVar("T")
 _BARS = "▁▂▃▄▅▆▇█"
@@ -44,9 +45,9 @@ class Lines:
         if time.monotonic() - self.said > PATIENCE:
             self._say(f"round {self.at + 1}: {answered} of {asked} clients")
 
-    def round(self, progress: simulate.Progress) -> None:
+    def round(self, progress: RunProgress) -> None:
         self.at = progress.round
-        self._say(simulate.line(progress))
+        self._say(progress_line(progress))
 
     def note(self, text: str) -> None:
         self._say(f"note: {text}")
@@ -90,7 +91,7 @@ class LivePanel:
         said = f"round {done + 1}/{task.total:.0f}, {answered} of {asked} clients"
         self.bar.update(self.task, completed=done + answered / (asked + 1), description=said)
 
-    def round(self, progress: simulate.Progress) -> None:
+    def round(self, progress: RunProgress) -> None:
         if self.start[1] < 0:
             self.start = (progress.round, progress.seconds)
         self.bar.update(self.task, completed=progress.round, description=f"round {progress.round}/{progress.rounds}")
@@ -109,7 +110,7 @@ class LivePanel:
         self.live.transient = self.folder is None  # nothing to look back at
         self.live.stop()
 
-    def _shown(self, progress: simulate.Progress | None) -> Panel:
+    def _shown(self, progress: RunProgress | None) -> Panel:
         if progress is None:
             return Panel(
                 Group(self.bar, Text("first round under way", style="dim")), title=self.title, title_align="left"
@@ -130,7 +131,7 @@ class LivePanel:
         curve = Text(sparkline(self.curve, self.console.width - 8), style="cyan")
         return Panel(Group(self.bar, numbers, curve), title=self.title, title_align="left")
 
-    def _left(self, progress: simulate.Progress) -> str:
+    def _left(self, progress: RunProgress) -> str:
         """From the rounds since the first one seen: that one also paid for starting up."""
         done = progress.round - self.start[0]
         if not done:

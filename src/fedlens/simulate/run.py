@@ -2,97 +2,46 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from .. import config
-from ..core.algorithm import Server
-from ..core.batches import Federation
+from ..core.batches import Dataset, Federation
 from ..core.check import Check
-from ..core.cohort import Everyone
 from ..core.dry_run import Rehearsal
-from ..core.engine import Engine, Job, Reply
-from ..core.errors import BadInput, RunFailed
-from ..core.evaluate import Evaluate, total
-from ..core.format import percent
+from ..core.engine import Engine
+from ..core.errors import BadInput
 from ..core.ledger import Ledger
 from ..core.memories import GIB, Memories, prune
 from ..core.network import Network
-from ..core.policy import EVERY_REPLY
-from ..core.replies import Replies, ask
-from ..core.rng import key
-from ..core.run import Turn, job_of
 from ..core.run import run as run_rounds
 from ..core.tree import Tree
 from ..data import Images
-from ..devices.clock import Clock
 from ..engines.lanes import Lanes
 from ..engines.process import keep_freed_memory, matmuls, threads
 from ..engines.sequential import Sequential
-from ..engines.timing import Timed, moment, seconds_between
+from ..engines.timing import Timed
 from ..engines.worker import Storage
 from ..engines.workers import Workers
-from ..experiment import Execution, Experiment, build, devices, to_device
-from ..privacy.report import Disclosure
+from ..experiment import Execution, Experiment, build, to_device
+from ..experiment import devices as all_devices
 from ..robust.attacks import Backdoor, Hostile
 from ..robust.faults import Faulty
 from ..runs.figure import draw_run
 from ..runs.folder import Checkpoint, RunFolder, code_hash, config_hash, passport
-from ..runs.read import Result, summary, summary_statistics
+from ..runs.read import Result
 from ..runs.reuse import steps
 from ..runs.trackers import check as check_trackers
 from ..runs.trackers import tracked
-from ..runs.transcript import Recording
 from . import checks as scope
+from .recorder import Nobody, Parts, Recorder, Stopped, Watcher
 from .timing import clock_of
-
-STOP = "stop"  # a file of this name in its folder asks a run to end after the round it is in
-
-
-class Stopped(RunFailed):
-    """Somebody asked the run to end, and it did; all of it is saved."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """What a watcher is told after each round."""
-
-    round: int
-    rounds: int
-    accuracy: float | None
-    loss: float | None
-    bytes_up: int
-    bytes_down: int
-    seconds: float  # of the whole run so far
-
-
-class Watcher(Protocol):
-    def begin(self, experiment: Experiment, folder: Path, notes: list[str], round: int, rounds: int) -> None: ...
-    def clients(self, answered: int, asked: int) -> None: ...
-    def round(self, progress: Progress) -> None: ...
-    def note(self, text: str) -> None: ...
-
-
-class Nobody:
-    def begin(self, experiment, folder, notes, round, rounds):
-        pass
-
-    def clients(self, answered, asked):
-        pass
-
-    def round(self, progress):
-        pass
-
-    def note(self, text):
-        pass
 
 
 def run(experiment: Experiment | None = None, *, watcher: Watcher | None = None) -> Result:
@@ -203,39 +152,54 @@ def _carry_on(
         engine = _engine(experiment, net, federation, folder, start.round)
         engine.heard = watcher.clients
         timed = Timed(engine, experiment.execution.device)
-        engine, attack = timed, experiment.attack
+        engine, attack, devices = timed, experiment.attack, experiment.execution.devices
         if attack is not None and attack.forges:
             engine = Hostile(engine, attack, experiment.seed)
         try:
-            recorder = Recorder(folder, experiment, engine, start, watcher)
-            recorder.timed = timed
-            if experiment.execution.devices is not None:
-                sizes = [len(federation.train[i]) for i in range(len(federation.train))]
-                recorder.clock = clock_of(experiment, images, sizes, experiment.execution.devices)
-            if isinstance(attack, Backdoor):
-                recorder.backdoor = attack.success(net, federation)
-            recorder.disclosure.refuse(start.round)
-            watcher.begin(experiment, folder.path, notes + list(split.notes), start.round, recorder.rounds)
-            run_rounds(
-                experiment.algorithm,
-                net,
-                Faulty(engine, experiment.faults) if experiment.faults else engine,
-                experiment.plan,
-                seed=experiment.seed,
-                auxiliary=None if public is None else experiment.public(public, images),
-                state=start.state.map(lambda leaf: leaf.to(experiment.execution.device)),
-                round=start.round,
-                observe=recorder,
-                policy=experiment.policy,
-                # Where nothing is injected, clients are this very program.
-                check=reply_check(experiment, net, federation) if experiment.faults else None,
+            parts = Parts(
+                timed=timed,
+                clock=devices and clock_of(experiment, images, _sizes(federation), devices),
+                backdoor=attack.success(net, federation) if isinstance(attack, Backdoor) else None,
             )
-            result = recorder.conclude()
+            recorder = Recorder(folder, experiment, engine, start, watcher, parts)
+            # Where nothing is injected, clients are this very program.
+            check = reply_check(experiment, net, federation) if experiment.faults else None
+            asked = Faulty(engine, experiment.faults) if experiment.faults else engine
+            auxiliary = None if public is None else experiment.public(public, images)
+            result = session(recorder, asked, net, [*notes, *split.notes], auxiliary, check)
         finally:
             engine.close()
     if experiment.execution.picture:
         draw_run(folder, folder.figures / "run")
     return result
+
+
+def session(
+    recorder: Recorder,
+    engine: Engine,
+    net: Network,
+    notes: list[str],
+    auxiliary: Dataset | None,
+    check: Check | None,
+) -> Result:
+    """The rounds that are left, over simulated or deployed clients, as the recorder sees them."""
+    experiment, start = recorder.experiment, recorder.start
+    recorder.disclosure.refuse(start.round)
+    recorder.watcher.begin(experiment, recorder.folder.path, notes, start.round, recorder.rounds)
+    run_rounds(
+        experiment.algorithm,
+        net,
+        engine,
+        experiment.plan,
+        seed=experiment.seed,
+        auxiliary=auxiliary,
+        state=start.state.map(lambda leaf: leaf.to(experiment.execution.device)),
+        round=start.round,
+        observe=recorder,
+        policy=experiment.policy,
+        check=check,
+    )
+    return recorder.conclude()
 
 
 @contextmanager
@@ -271,19 +235,23 @@ def label_counts(federation: Federation, classes: int) -> list[list[int]]:
     return [torch.bincount(federation.data.y[index], minlength=classes).tolist() for index in owned]
 
 
+def _sizes(federation: Federation) -> list[int]:
+    """How many training images each client owns."""
+    return [len(federation.train[client]) for client in range(len(federation.train))]
+
+
 def _engine(experiment: Experiment, net, federation, folder: RunFolder, round: int) -> Any:
     where = experiment.execution
     limit = int(where.memory * GIB)
     if where.engine == "workers":
-        sizes = [len(federation.train[i]) for i in range(len(federation.train))]
-        return Workers(partial(build, experiment), sizes, where.workers, Storage(folder.memories, limit, round))
+        storage = Storage(folder.memories, limit, round)
+        return Workers(partial(build, experiment), _sizes(federation), where.workers, storage)
     if where.engine == "ray":
         from ..engines.ray import RayActors
 
-        sizes = [len(federation.train[i]) for i in range(len(federation.train))]
         return RayActors(
             partial(_in_actor, experiment),
-            sizes,
+            _sizes(federation),
             Storage(folder.memories, limit, round),
             actors=where.workers,
             address=where.ray.address,
@@ -295,7 +263,7 @@ def _engine(experiment: Experiment, net, federation, folder: RunFolder, round: i
 def _in_process(experiment: Experiment, net, federation, memories: Memories) -> Sequential:
     where = experiment.execution
     if where.engine == "lanes" or (where.engine == "ray" and where.device != "cpu"):
-        return Lanes(net, federation, lanes=where.lanes, devices=devices(where.device), memories=memories)
+        return Lanes(net, federation, lanes=where.lanes, devices=all_devices(where.device), memories=memories)
     return Sequential(net, federation, memories=memories)
 
 
@@ -314,171 +282,3 @@ def _same_origin(before: dict[str, Any], now: dict[str, Any]) -> None:
             )
     if before["split_hash"] != now["split_hash"]:
         raise BadInput("the split of this run cannot be made again: its hash differs from the one in passport.json")
-
-
-class Recorder:
-    """Observes the round loop: evaluates, books bytes, writes tables and checkpoints, tells the watcher."""
-
-    def __init__(self, folder: RunFolder, experiment: Experiment, engine: Engine, start: Checkpoint, watcher: Watcher):
-        self.folder, self.experiment, self.engine, self.watcher = folder, experiment, engine, watcher
-        self.ledger, stages = start.ledger, [stage for stage, _, _ in experiment.timetable()]
-        self.rounds = len(stages)
-        self.ends = {
-            n for n, (a, b) in enumerate(pairwise(stages), 1) if a is not b and a.algorithm.updates_model
-        }  # of stages
-        self.metrics, self.bytes = folder.tables()
-        privacy = folder.path / "privacy.json"
-        self.disclosure = Disclosure(privacy, experiment.timetable(), experiment.clients, experiment.seed)
-        limit = experiment.execution.transcript
-        self.transcript = Recording(folder.path / "transcript", limit, start.round) if limit else None
-        for table in (self.metrics, self.bytes):
-            table.cut(start.round)
-        self._stop = folder.path / STOP
-        self._stop.unlink(missing_ok=True)  # it was meant for an earlier process
-        self._began = time.perf_counter() - start.seconds
-        self._last_round = start.seconds
-        self._look: tuple[float, float] | None = None
-        self.timed: Timed | None = None  # what tells how long the server worked
-        self._server: list[tuple[int, Any, Any]] = []  # (round, answers were there, new state was there)
-        self.clock: Clock | None = None
-        self.check: Check | None = None  # of answers about clients' own models
-        self.backdoor: Callable[[Tree], float] | None = None  # of a model: how often attack=backdoor succeeds
-
-    def __call__(self, server: Server, job: Job, replies: Replies) -> None:
-        if self.timed is not None:
-            self._server.append((server.round, self.timed.answered, moment(self.experiment.execution.device)))
-        received, last = sorted(replies.received, key=lambda reply: reply.client), server.round == self.rounds
-        cohort = sorted({reply.client for reply in received})
-        entries = self.ledger.book(job, cohort, received, round=server.round)
-        self.metrics.add(setbacks(server.round, replies))
-        self.bytes.add(entries)
-        if self.clock is not None:
-            simulated = self.clock.round(server.round, entries)
-            self.metrics.add([(server.round, None, "", "", "", "simulated seconds", simulated)])
-        evaluate = self.experiment.evaluate
-        closing = server.round > self.rounds - evaluate.closing
-        if last or closing or _due(server.round, evaluate.every):
-            self._look = self._look_at_global(server, job)
-        if last or _due(server.round, evaluate.personal_every):
-            self._look_at_personal(server, job)
-        seconds = time.perf_counter() - self._began
-        self.metrics.add([(server.round, None, "", "", "", "seconds", seconds - self._last_round)])
-        self._last_round = seconds
-        self.disclosure.book(job, replies)
-        full = self.transcript.add(job, replies) if self.transcript else ""  # before the checkpoint: no gap if killed
-        asked_to_stop = self._stop.exists()
-        stops = asked_to_stop or self.disclosure.overspends(server.round + 1) is not None
-        where = self.experiment.execution
-        due = any(_due(server.round, every) for every in (where.checkpoint, where.keep))
-        if last or stops or due or server.round in self.ends:
-            self.disclosure.write(server.round, self.folder.write_json)
-            self.engine.save(server.round)
-            self._book_server()
-            self.metrics.flush()
-            self.bytes.flush()
-            checkpoint = Checkpoint(server.round, server.state, self.ledger, seconds)
-            self.folder.save(checkpoint, where.keep, self.ends)
-        notes = job.stage.algorithm.notes(replies) if replies else []
-        for note in [*notes, *said(server.round, replies), *([full] if full else [])]:
-            self.folder.log(f"note: {note}")
-            self.watcher.note(note)
-        accuracy, loss = self._look or (None, None)
-        progress = Progress(server.round, self.rounds, accuracy, loss, self.ledger.up, self.ledger.down, seconds)
-        self.folder.log(line(progress))
-        self.watcher.round(progress)
-        self.disclosure.refuse(server.round)
-        if asked_to_stop:
-            self._stop.unlink(missing_ok=True)
-            if not last:
-                raise Stopped(f"stopped after round {server.round} of {self.rounds}, as asked")
-
-    def _look_at_global(self, server: Server, job: Job) -> tuple[float, float] | None:
-        """The global model on the pooled test set; none when clients keep a part of it."""
-        model = job.stage.algorithm.global_model(server.state)
-        whole = server.net.initial_weights()
-        if {path for path, _ in model.paths()} != {path for path, _ in whole.paths()}:
-            return None
-        score = total(self.engine.measure(model))
-        accuracy, loss = (float(score[name]) / int(score.examples) for name in ("correct", "loss"))
-        where = server.round, None, "pooled test", "global", "examples"
-        self.metrics.add([(*where, "accuracy", accuracy), (*where, "loss", loss)])
-        if self.backdoor is not None:
-            self.metrics.add([(*where, "backdoor", self.backdoor(model))])
-        return accuracy, loss
-
-    def _look_at_personal(self, server: Server, job: Job) -> None:
-        """Every client's own model on its own test shard, before or after local training."""
-        wanted, algorithm, local = self.experiment.evaluate.personal, job.stage.algorithm, self.experiment.local
-        for name in algorithm.evaluated_as:
-            if name.startswith("personal") and wanted != "both" and not name.endswith(wanted):
-                continue
-            trained = name == "personal after"
-            epochs = algorithm.closing_epochs(local.epochs)
-            how = dict(epochs=epochs, steps=local.steps) if trained else dict(epochs=0, steps=None)
-            stage = job.stage.errand(Evaluate(base=algorithm), **how)
-            look = replace(job_of(server, Turn(stage, job.at, job.since), job.seed), shared=job.shared)
-            cohort = Everyone()(server.population, key(job.seed, "evaluation"))
-            replies, _ = ask(self.engine, server, look, cohort, EVERY_REPLY, self.check)
-            self.bytes.add(self.ledger.book(look, cohort, replies.received, round=server.round, purpose="evaluation"))
-            self.disclosure.book(look, replies)
-            for note in said(server.round, replies):
-                self.folder.log(f"note: {note}")
-                self.watcher.note(note)
-            if replies:
-                self._book_personal(server.round, name, replies)
-
-    def _book_server(self) -> None:
-        """Only now and then: on a GPU it means to wait for all that is queued."""
-        spans = ((round, seconds_between(before, after)) for round, before, after in self._server)
-        self.metrics.add((round, None, "", "", "", "server seconds", seconds) for round, seconds in spans)
-        self._server = []
-
-    def _book_personal(self, round: int, name: str, replies: list[Reply]) -> None:
-        found = {r.client: r.upload for r in replies if int(r.upload.examples)}
-        accuracies = {client: int(s.correct) / int(s.examples) for client, s in found.items()}
-        where = round, None, "client test", name, "clients"
-        summary = summary_statistics(list(accuracies.values()))
-        losses = [float(s.loss) / int(s.examples) for s in found.values()]
-        self.metrics.add((*where, f"accuracy_{key}", value) for key, value in summary.items())
-        self.metrics.add([(*where, "loss_mean", sum(losses) / len(losses))])
-        each = "client test", name, "examples"
-        self.metrics.add((round, client, *each, "accuracy", value) for client, value in accuracies.items())
-
-    def conclude(self) -> Result:
-        self.metrics.merge()
-        self.bytes.merge()
-        result = summary(self.folder, self.experiment)
-        self.folder.write_json("result.json", result.plain())
-        return result
-
-
-def setbacks(round: int, answers: Replies) -> Iterator[tuple[Any, ...]]:
-    """Rows of the metrics: whose reply was missing, late or refused, and whether the round does not count."""
-    kinds = {
-        "missing": answers.missing,
-        "late": [reply.client for reply in answers.late],
-        "refused": [reply.client for reply, _ in answers.refused],
-        "void": [None] if answers.void else [],
-    }
-    return ((round, client, "", "", "", kind, 1.0) for kind, clients in kinds.items() for client in clients)
-
-
-def said(round: int, answers: Replies) -> list[str]:
-    """Whom a round went on without, in a sentence; and whether it was for nothing."""
-    parts = [f"client {reply.client}: {why}" for reply, why in answers.refused]
-    for clients, why in (([reply.client for reply in answers.late], "late"), (answers.missing, "no reply")):
-        parts += [f"client{'s' * (len(clients) > 1)} {', '.join(map(str, clients))}: {why}"] if clients else []
-    notes = [f"round {round} goes on without {'; '.join(parts)}"] if parts else []
-    return [*notes, f"round {round} leaves the model as it was: {answers.void}"] if answers.void else notes
-
-
-def _due(round: int, every: int) -> bool:
-    return every > 0 and round % every == 0
-
-
-def line(progress: Progress) -> str:
-    accuracy = (
-        "" if progress.accuracy is None else f"  accuracy {percent(progress.accuracy, 2)}  loss {progress.loss:.4f}"
-    )
-    traffic = f"  up {progress.bytes_up / 1e6:.1f} MB  down {progress.bytes_down / 1e6:.1f} MB"
-    return f"round {progress.round}/{progress.rounds}{accuracy}{traffic}  {progress.seconds:.1f} s"

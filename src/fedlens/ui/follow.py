@@ -18,7 +18,7 @@ from ..core.files import finite
 from ..plots.style import place_of
 from ..runs import read, tables
 from ..runs.read import DAMAGE, columns, flat, measure_of, method_of, settings_of, thinned
-from ..simulate.run import STOP
+from ..simulate.recorder import STOP
 
 SPARK = 60  # points of the small curve in a list
 NOTES = 50

@@ -27,7 +27,7 @@ from ..core.errors import BadInput
 from ..core.files import finite
 from ..plots.style import DASHES
 from ..report import page as report
-from ..simulate.run import STOP
+from ..simulate.recorder import STOP
 from . import clients
 from .watch import PAUSE, Watch
 

@@ -19,9 +19,10 @@ from ...core.network import Network
 from ...core.rng import generator, key, seeded
 from ...data import DATASETS, Images
 from ...experiment import Experiment, build
+from ...explain.run import some_images
 from ...plots.style import pyplot, save
 from ...runs.figure import label_mix
-from ...runs.grid import merged
+from ...runs.grid import merged_words
 from ...simulate.run import label_counts, matmuls, threads
 from ..figure_runs import Figure
 from . import saliency as drawing
@@ -37,14 +38,12 @@ _HEADS = {"stand-in": 200, "": 10}  # classes that initial weights know; ImageNe
 def asked(words: Sequence[str], *defaults: str) -> Experiment:
     """The paper's setting with our defaults and the user's words over it."""
     paper = column("cifar10", "0.1")
-    whole = merged((*WORDS, *paper.words, "algorithm=fedsls", *paper.instead, *defaults, *words))
+    whole = merged_words((*WORDS, *paper.words, "algorithm=fedsls", *paper.instead, *defaults, *words))
     return config.read(None, [*whole.values()]).resolved()
 
 
 def maps_of_clients(words: Sequence[str], images: int, path: Path) -> list[Path]:
     """Figure 1: the same test images through the eyes of the copies that clients trained on their own data."""
-    from ...explain.run import some_images
-
     experiment = asked(words)
     with threads(1), matmuls(experiment.execution.precision):
         net, federation = build(experiment)

@@ -28,8 +28,8 @@ from ...core.network import Network
 from ...core.rng import fold, generator, key
 from ...core.tree import Tree
 from ...experiment import Experiment, build
-from ...runs import grid
 from ...runs.folder import RunFolder
+from ...runs.grid import merged_words
 from ...simulate import run as simulate
 from ...simulate.run import matmuls, threads
 from ..figure_runs import Figure
@@ -169,7 +169,7 @@ def warmed(experiment: Experiment, place: Path) -> Tree:
 
 def _prepared(words: Sequence[str], images: int, path: Path) -> Study:
     paper = column("cifar10", "K10", "0.1")
-    whole = grid.merged((*WORDS, *paper.words, "algorithm=fedavg", "precision=fp32", *words))
+    whole = merged_words((*WORDS, *paper.words, "algorithm=fedavg", "precision=fp32", *words))
     experiment = config.read(None, [*whole.values()]).resolved()
     weights = warmed(experiment, path.parent / f"{path.name}-warm-up")
     with threads(1), matmuls("fp32"):

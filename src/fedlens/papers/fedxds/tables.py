@@ -150,133 +150,15 @@ _PUBLIC = "The paper does not say which public data; those of the columns are ou
 _PRIVACY = "The privacy that accounting=paper states does not hold; see docs/privacy.md and each run's privacy.json."
 
 
-def tables() -> list[Grid]:
-    every = {f"{data}/{k}/{a}": column(data, k, a) for data in TARGETS for k in CLIENTS for a in ALPHAS}
-    quick = {name: one for name, one in every.items() if name.endswith("/0.1")}
-    methods = {name: Row(words) for name, words in METHODS.items()}
-    same_runs = {name: Row(words, home="fedxds/table1") for name, words in METHODS.items()}
-    small = {name: one for name, one in quick.items() if name.startswith("cifar10/")}
-    main = {"cifar10/K10/0.1": every["cifar10/K10/0.1"]}
-    by_attribution = {
-        name: Column((*column("cifar10", "K10", "0.1").words, "algorithm=fedxds", f"algorithm.attribution={name}"))
-        for name in ATTRIBUTIONS
-    }
-    fedxds = ("algorithm=fedxds",)
-    return [
-        Grid(
-            "fedxds/table1", "label skew", methods, every, WORDS, reported(_TABLE1, every), notes=(_WARM_UP, _PRIVACY)
-        ),
-        Grid(
-            "fedxds/public",
-            "table 1: the methods whose server has public data",
-            WITH_PUBLIC_DATA,
-            with_public_data(every),
-            WORDS,
-            reported(_TABLE1, every),
-            notes=(_PUBLIC,),
-        ),
-        Grid(
-            "fedxds/public_rounds",
-            "table 2: the methods whose server has public data",
-            {name: Row(row.words, home="fedxds/public") for name, row in WITH_PUBLIC_DATA.items()},
-            with_public_data(quick),
-            WORDS,
-            reported(_TABLE2, quick),
-            rounds_to_target,
-            f"rounds to {TARGETS} (K = 10, 100)",
-            (_PUBLIC,),
-        ),
-        Grid(
-            "fedxds/table2",
-            "rounds until an accuracy is reached",
-            same_runs,
-            quick,
-            WORDS,
-            reported(_TABLE2, quick),
-            rounds_to_target,
-            f"rounds to {TARGETS} (K = 10, 100)",
-            (_WARM_UP, "The paper seems not to count the warm-up."),
-        ),
-        Grid(
-            "fedxds/table3",
-            "CelebA and FEMNIST by user",
-            {name: row for name, row in methods.items() if name in _TABLE3},
-            REAL,
-            WORDS,
-            reported(_TABLE3, REAL),
-            notes=(
-                "The paper leaves the details to a supplement that is not at hand: clients and cohorts are as in K.",
-            ),
-        ),
-        Grid(
-            "fedxds/table4",
-            "base methods alone and under FedXDS",
-            {
-                **{name: same_runs[name] for name in BASES},
-                **{f"{name}+fedxds": Row((*fedxds, f"algorithm.base={name}")) for name in BASES},
-            },
-            small,
-            WORDS,
-            reported(_TABLE4, small),
-            notes=(
-                "The paper's K = 10 cells of FedDyn and SCAFFOLD are those of alpha 0.05 in its table 1 (78.25, 75.62 "
-                "at 0.1): its gains there are overstated.",
-            ),
-        ),
-        Grid(
-            "fedxds/table5",
-            "sparsity by attribution",
-            {s: Row((f"algorithm.sparsity={s}",)) for s in _TABLE5},
-            by_attribution,
-            WORDS,
-            reported(_TABLE5, by_attribution),
-        ),
-        Grid(
-            "fedxds/table6",
-            "epsilon by attribution",
-            {epsilon: Row((f"algorithm.epsilon={epsilon}",)) for epsilon in _TABLE6},
-            by_attribution,
-            WORDS,
-            reported(_TABLE6, by_attribution),
-            notes=(_PRIVACY,),
-        ),
-        Grid(
-            "fedxds/figure2c",
-            "the weight of shared data",
-            {
-                lam: Row((*fedxds, "algorithm.mix=convex", f"algorithm.lam={lam}"))
-                for lam in ("0", "0.25", "0.5", "0.75", "1")
-            },
-            main,
-            WORDS,
-            {(lam, "cifar10/K10/0.1"): Reported(said) for lam, said in {"0": 72.9, "0.5": 83.46, "1": 61.18}.items()},
-            notes=("Convex: under the printed sum a weight of 1 could hardly fall below FedAvg.",),
-        ),
-        Grid(
-            "fedxds/figure2d",
-            "warm-up rounds",
-            {rounds: Row((*fedxds, f"algorithm.warmup_rounds={rounds}")) for rounds in ("1", "5", "10", "15", "20")},
-            main,
-            WORDS,
-            {("10", "cifar10/K10/0.1"): Reported(83.46)},
-        ),
-        Grid(
-            "fedxds/sharing",
-            "is it the mask, the noise, or sharing data at all",
-            {
-                name: same_runs["fedavg"] if name == "fedavg" else Row((*fedxds, *words))
-                for name, words in SHARED.items()
-            },
-            main,
-            WORDS,
-            notes=(_PRIVACY,),
-        ),
-    ]
-
-
 def column(data: str, clients: str, alpha: str) -> Column:
     target = TARGETS[data][list(CLIENTS).index(clients)]
     return Column((f"data={data}", f"partition.alpha={alpha}", *CLIENTS[clients], f"evaluate.targets={target}"))
+
+
+EVERY = {f"{data}/{k}/{a}": column(data, k, a) for data in TARGETS for k in CLIENTS for a in ALPHAS}
+QUICK = {name: one for name, one in EVERY.items() if name.endswith("/0.1")}
+SAME_RUNS = {name: Row(words, home="fedxds/table1") for name, words in METHODS.items()}
+FEDXDS = ("algorithm=fedxds",)
 
 
 def with_public_data(columns: Mapping[str, Column]) -> dict[str, Column]:
@@ -303,3 +185,141 @@ def reported(rows: Mapping[str, str], columns: Mapping[str, Column]) -> dict[tup
 def rounds_to_target(result: Mapping[str, Any]) -> float | None:
     reached = next(iter(result["targets"].values()), None)
     return None if reached is None else reached["round"]
+
+
+def tables() -> list[Grid]:
+    return [*_by_method(), *_elsewhere(), *_by_setting()]
+
+
+def _by_method() -> list[Grid]:
+    """Tables 1 and 2: accuracy and rounds to an accuracy under label skew."""
+    methods = {name: Row(words) for name, words in METHODS.items()}
+    return [
+        Grid(
+            "fedxds/table1", "label skew", methods, EVERY, WORDS, reported(_TABLE1, EVERY), notes=(_WARM_UP, _PRIVACY)
+        ),
+        Grid(
+            "fedxds/public",
+            "table 1: the methods whose server has public data",
+            WITH_PUBLIC_DATA,
+            with_public_data(EVERY),
+            WORDS,
+            reported(_TABLE1, EVERY),
+            notes=(_PUBLIC,),
+        ),
+        Grid(
+            "fedxds/public_rounds",
+            "table 2: the methods whose server has public data",
+            {name: Row(row.words, home="fedxds/public") for name, row in WITH_PUBLIC_DATA.items()},
+            with_public_data(QUICK),
+            WORDS,
+            reported(_TABLE2, QUICK),
+            rounds_to_target,
+            f"rounds to {TARGETS} (K = 10, 100)",
+            (_PUBLIC,),
+        ),
+        Grid(
+            "fedxds/table2",
+            "rounds until an accuracy is reached",
+            SAME_RUNS,
+            QUICK,
+            WORDS,
+            reported(_TABLE2, QUICK),
+            rounds_to_target,
+            f"rounds to {TARGETS} (K = 10, 100)",
+            (_WARM_UP, "The paper seems not to count the warm-up."),
+        ),
+    ]
+
+
+def _elsewhere() -> list[Grid]:
+    """Tables 3 and 4: other data, and other methods below."""
+    methods = {name: Row(words) for name, words in METHODS.items()}
+    small = {name: one for name, one in QUICK.items() if name.startswith("cifar10/")}
+    return [
+        Grid(
+            "fedxds/table3",
+            "CelebA and FEMNIST by user",
+            {name: row for name, row in methods.items() if name in _TABLE3},
+            REAL,
+            WORDS,
+            reported(_TABLE3, REAL),
+            notes=(
+                "The paper leaves the details to a supplement that is not at hand: clients and cohorts are as in K.",
+            ),
+        ),
+        Grid(
+            "fedxds/table4",
+            "base methods alone and under FedXDS",
+            {
+                **{name: SAME_RUNS[name] for name in BASES},
+                **{f"{name}+fedxds": Row((*FEDXDS, f"algorithm.base={name}")) for name in BASES},
+            },
+            small,
+            WORDS,
+            reported(_TABLE4, small),
+            notes=(
+                "The paper's K = 10 cells of FedDyn and SCAFFOLD are those of alpha 0.05 in its table 1 (78.25, 75.62 "
+                "at 0.1): its gains there are overstated.",
+            ),
+        ),
+    ]
+
+
+def _by_setting() -> list[Grid]:
+    """Tables 5 and 6, figures 2c and 2d, and which part of the method helps."""
+    main = {"cifar10/K10/0.1": EVERY["cifar10/K10/0.1"]}
+    by_attribution = {
+        name: Column((*column("cifar10", "K10", "0.1").words, *FEDXDS, f"algorithm.attribution={name}"))
+        for name in ATTRIBUTIONS
+    }
+    return [
+        Grid(
+            "fedxds/table5",
+            "sparsity by attribution",
+            {s: Row((f"algorithm.sparsity={s}",)) for s in _TABLE5},
+            by_attribution,
+            WORDS,
+            reported(_TABLE5, by_attribution),
+        ),
+        Grid(
+            "fedxds/table6",
+            "epsilon by attribution",
+            {epsilon: Row((f"algorithm.epsilon={epsilon}",)) for epsilon in _TABLE6},
+            by_attribution,
+            WORDS,
+            reported(_TABLE6, by_attribution),
+            notes=(_PRIVACY,),
+        ),
+        Grid(
+            "fedxds/figure2c",
+            "the weight of shared data",
+            {
+                lam: Row((*FEDXDS, "algorithm.mix=convex", f"algorithm.lam={lam}"))
+                for lam in ("0", "0.25", "0.5", "0.75", "1")
+            },
+            main,
+            WORDS,
+            {(lam, "cifar10/K10/0.1"): Reported(said) for lam, said in {"0": 72.9, "0.5": 83.46, "1": 61.18}.items()},
+            notes=("Convex: under the printed sum a weight of 1 could hardly fall below FedAvg.",),
+        ),
+        Grid(
+            "fedxds/figure2d",
+            "warm-up rounds",
+            {rounds: Row((*FEDXDS, f"algorithm.warmup_rounds={rounds}")) for rounds in ("1", "5", "10", "15", "20")},
+            main,
+            WORDS,
+            {("10", "cifar10/K10/0.1"): Reported(83.46)},
+        ),
+        Grid(
+            "fedxds/sharing",
+            "is it the mask, the noise, or sharing data at all",
+            {
+                name: SAME_RUNS["fedavg"] if name == "fedavg" else Row((*FEDXDS, *words))
+                for name, words in SHARED.items()
+            },
+            main,
+            WORDS,
+            notes=(_PRIVACY,),
+        ),
+    ]

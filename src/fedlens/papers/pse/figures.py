@@ -9,10 +9,9 @@ from ...explain.runs import chosen, side_by_side
 from ...plots.style import pyplot, save
 from ...report.client_figures import accuracy_bars, confusion_matrices, grouped_bars, loss_curves
 from ...runs.folder import RunFolder
-from ...runs.grid import Grid
 from ...runs.opened import OpenedRun
 from ...runs.read import client_evaluation, fairness
-from ..figure_runs import SEED, Figure, finished, note, out_of
+from ..figure_runs import SEED, Figure, finished, note, out_of, table_named
 from ..table import gather
 from .tables import FAIRNESS, tables
 
@@ -30,7 +29,7 @@ def attention_maps(words: Sequence[str], images: int, path: Path) -> list[Path]:
 def ablation(words: Sequence[str], images: int, path: Path) -> list[Path]:
     """Figure 2: accuracy of PSE without its parts in three tasks, and what its models look at."""
     rows = ("v1", "v2", "v3", "pse")
-    grid = named_table("pse/ablations")
+    grid = table_named(tables(), "pse/ablations")
     for task in TASKS:
         finished(grid, rows, task, words, path)
     done = gather(grid, out_of(path), words).done
@@ -46,7 +45,7 @@ def ablation(words: Sequence[str], images: int, path: Path) -> list[Path]:
 
 def fairness_and_convergence(words: Sequence[str], images: int, path: Path) -> list[Path]:
     """Figure 3: accuracy of every client by three methods, and the training loss of PSE in three cases."""
-    grid = named_table("pse/table2")
+    grid = table_named(tables(), "pse/table2")
     runs = finished(grid, tuple(FAIRNESS), "fashion_mnist/4", words, path)
     accuracies = {name: client_evaluation(RunFolder(run))[1] for name, run in runs.items()}
     fair = {name: fairness(list(by.values())) for name, by in accuracies.items()}
@@ -79,9 +78,5 @@ FIGURES = [
 
 
 def opened(table: str, rows: Sequence[str], column: str, words: Sequence[str], path: Path) -> dict[str, OpenedRun]:
-    runs = finished(named_table(table), rows, column, words, path)
+    runs = finished(table_named(tables(), table), rows, column, words, path)
     return {name: OpenedRun.open(run) for name, run in runs.items()}
-
-
-def named_table(name: str) -> Grid:
-    return next(table for table in tables() if table.name == name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...runs.grid import Column, Grid, Reported, Row, percent
+from ...runs.grid import Column, Grid, Reported, Row, in_percent
 
 # Section 3.1. Batch and weight decay are FedRep's code: the paper gives neither.
 WORDS = (
@@ -177,7 +177,7 @@ MEASURED = "mean over clients of the accuracy on their own test images, after th
 
 def accuracy_of(result: Mapping[str, Any]) -> float | None:
     personal = result["personal"]
-    return percent(personal.get("fine-tuned", personal.get("after", {})).get("mean"))
+    return in_percent(personal.get("fine-tuned", personal.get("after", {})).get("mean"))
 
 
 def _reported(numbers: Mapping[str, str], columns: Sequence[str]) -> dict[tuple[str, str], Reported]:

@@ -25,14 +25,13 @@ from ...engines.sequential import owned
 from ...plots.style import COLOURS, pyplot, save
 from ...report.client_figures import accuracy_bars, grouped_bars
 from ...runs.folder import RunFolder
-from ...runs.grid import Grid
 from ...runs.opened import OpenedRun
 from ...runs.read import bytes_until, client_evaluation, fairness
 from ...selection.agent import Learns, Situation, first_agent, situation
 from ...selection.pruning import Choice, Costs, ranked
 from ...selection.search import WAVE, Accuracies, search
 from ...selection.sub_models import SubModel, device_name
-from ..figure_runs import SEED, Figure, finished, note, out_of
+from ..figure_runs import SEED, Figure, finished, note, out_of, table_named
 from ..table import gather
 from .tables import (
     INFERENCE,
@@ -130,7 +129,7 @@ def bytes_to_accuracy(words: Sequence[str], images: int, path: Path) -> list[Pat
 # ---- single clients --------------------------------------------------------------------------------------------------
 def accuracy_of_clients(words: Sequence[str], images: int, path: Path) -> list[Path]:
     """Figure 5: accuracy of every client by method, and how fair that is."""
-    runs = finished(named_table("spatl/accuracy"), METHODS, MODEL, words, path)
+    runs = finished(table_named(tables(), "spatl/accuracy"), METHODS, MODEL, words, path)
     by_client = {row: client_evaluation(RunFolder(run))[1] for row, run in runs.items()}
     fair = {row: fairness(list(by.values())) for row, by in by_client.items()}
     return [accuracy_bars(by_client, fair, path), note(path, words, {"accuracy": by_client, "fairness": fair})]
@@ -259,7 +258,7 @@ class Selection:
 
 def reward_over_updates(words: Sequence[str], images: int, path: Path) -> list[Path]:
     """Figure 7: the reward of an agent that knows nothing yet, and of the one that its client has after all rounds."""
-    run = OpenedRun.open(finished(named_table("spatl/accuracy"), ("spatl",), MODEL, words, path)["spatl"])
+    run = OpenedRun.open(finished(table_named(tables(), "spatl/accuracy"), ("spatl",), MODEL, words, path)["spatl"])
     task, last = Selection.of(run), run.newest().round
     memory = run.folder.client_memories(last)[task.client]
     agents = {"a new agent": first_agent(key(SEED, "agent"), task.seen), f"after {last} rounds": memory.agent}
@@ -285,7 +284,7 @@ Part = Literal["head", "all"]
 
 def transfer(words: Sequence[str], images: int, path: Path, *, part: Part = "head") -> list[Path]:
     """Section 4.5: encoders meet images that no client had, with a new predictor; `part` of the network trains."""
-    grid = named_table("spatl/encoders")
+    grid = table_named(tables(), "spatl/encoders")
     (model,) = grid.columns
     runs = {row: OpenedRun.open(run) for row, run in finished(grid, tuple(grid.rows), model, words, path).items()}
     before = {row: 100 * fairness([*client_evaluation(run.folder)[1].values()])["mean"] for row, run in runs.items()}
@@ -354,13 +353,9 @@ FIGURES = [
 
 
 # ---- runs and tables -------------------------------------------------------------------------------------------------
-def named_table(name: str) -> Grid:
-    return next(table for table in tables() if table.name == name)
-
-
 def shown(table: str, rows: Sequence[str], words: Sequence[str], path: Path) -> dict[str, dict[str, Path]]:
     """Folders of runs by model and row: those of MODEL, run where they are missing; of other models what there is."""
-    grid, out = named_table(table), out_of(path)
+    grid, out = table_named(tables(), table), out_of(path)
     found = {MODEL: finished(grid, rows, MODEL, words, path)}
     done = gather(grid, out, words).done
     for model in grid.columns:

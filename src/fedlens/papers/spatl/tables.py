@@ -24,7 +24,7 @@ from ...core.run import Turn, job_of
 from ...core.tree import Tree
 from ...engines.sequential import Sequential, tuned
 from ...runs.folder import RunFolder
-from ...runs.grid import Column, Grid, Reported, Row, merged, percent
+from ...runs.grid import Column, Grid, Reported, Row, in_percent, merged_words
 from ...runs.opened import OpenedRun
 from ...selection import sub_models as selection
 from ...selection.pruning import Kept, settled, sliced
@@ -142,7 +142,7 @@ def tables() -> list[Grid]:
         "clients' own models where 10,000 images are no client's: the encoders of spatl/transfer",
         {name: Row(METHODS[name]) for name in ("spatl", "scaffold", "fedavg")},
         {"vgg11": COLUMNS["vgg11"]},
-        tuple(merged((*WORDS, *APART)).values()),
+        tuple(merged_words((*WORDS, *APART)).values()),
         {("spatl", "vgg11"): Reported(TRANSFER[0])},
         measure=accuracy_of,
         measured=accuracy.measured,
@@ -151,7 +151,7 @@ def tables() -> list[Grid]:
 
 
 def accuracy_of(result: Any) -> float | None:
-    return percent(result["personal"].get("before", {}).get("mean"))
+    return in_percent(result["personal"].get("before", {}).get("mean"))
 
 
 def megabytes_of(result: Any) -> float | None:

@@ -1,0 +1,316 @@
+"""What watches the rounds of a run: evaluations, bytes, privacy, seconds and checkpoints go into its folder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from ..core.algorithm import Server
+from ..core.check import Check
+from ..core.cohort import Everyone
+from ..core.engine import Engine, Job, Reply
+from ..core.errors import RunFailed
+from ..core.evaluate import Evaluate, total
+from ..core.format import percent
+from ..core.ledger import Entry, Ledger
+from ..core.policy import EVERY_REPLY
+from ..core.replies import Replies, ask
+from ..core.rng import key
+from ..core.run import Turn, job_of
+from ..core.tree import Tree
+from ..devices.clock import Clock
+from ..engines.timing import Timed, moment, seconds_between
+from ..experiment import Experiment
+from ..privacy.report import Disclosure
+from ..runs.folder import Checkpoint, RunFolder
+from ..runs.read import Result, summary, summary_statistics
+from ..runs.tables import GrowingTable
+from ..runs.transcript import Recording
+
+STOP = "stop"  # a file of this name in its folder asks a run to end after the round it is in
+
+
+class Stopped(RunFailed):
+    """Somebody asked the run to end, and it did; all of it is saved."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a watcher is told after each round."""
+
+    round: int
+    rounds: int
+    accuracy: float | None
+    loss: float | None
+    bytes_up: int
+    bytes_down: int
+    seconds: float  # of the whole run so far
+
+
+class Watcher(Protocol):
+    def begin(self, experiment: Experiment, folder: Path, notes: list[str], round: int, rounds: int) -> None: ...
+    def clients(self, answered: int, asked: int) -> None: ...
+    def round(self, progress: Progress) -> None: ...
+    def note(self, text: str) -> None: ...
+
+
+class Nobody:
+    def begin(self, experiment, folder, notes, round, rounds):
+        pass
+
+    def clients(self, answered, asked):
+        pass
+
+    def round(self, progress):
+        pass
+
+    def note(self, text):
+        pass
+
+
+class Parts(NamedTuple):
+    """What a recorder can do without: each is there in some kinds of runs alone."""
+
+    disclosure: Disclosure | None = None  # in place of the usual one
+    timed: Timed | None = None  # what tells how long the server worked
+    clock: Clock | None = None  # simulated seconds
+    check: Check | None = None  # of answers about personal models
+    backdoor: Callable[[Tree], float] | None = None  # of a model: how often attack=backdoor succeeds
+
+
+class Recorder:
+    """Observes the round loop: every duty is a small observer's, called in an order that leaves no gap if killed."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        experiment: Experiment,
+        engine: Engine,
+        start: Checkpoint,
+        watcher: Watcher,
+        parts: Parts = Parts(),  # noqa: B008
+    ):
+        self.folder, self.experiment, self.start, self.watcher = folder, experiment, start, watcher
+        self.engine = engine
+        self.rounds = len(experiment.timetable())
+        self.metrics, table = folder.tables()
+        for each in (self.metrics, table):
+            each.cut(start.round)
+        self.bytes = Bytes(table, start.ledger, self.metrics, parts.clock)
+        privacy = folder.path / "privacy.json", experiment.timetable(), experiment.clients, experiment.seed
+        self.disclosure = parts.disclosure or Disclosure(*privacy)
+        limit = experiment.execution.transcript
+        self.transcript = Recording(folder.path / "transcript", limit, start.round) if limit else None
+        self.clock = RoundClock(self.metrics, start.seconds, parts.timed, experiment.execution.device)
+        self.evaluation = Evaluations(experiment, engine, self.metrics, parts.check, parts.backdoor)
+        self.checkpoints = Checkpoints(folder, experiment)
+        self._stop = folder.path / STOP
+        self._stop.unlink(missing_ok=True)  # it was meant for an earlier process
+
+    def __call__(self, server: Server, job: Job, replies: Replies) -> None:
+        self.clock.answered(server.round)
+        self.metrics.add(setbacks(server.round, replies))
+        self.bytes.book(job, replies, server.round)
+        self.evaluation.of_global(server, job)
+        for evaluation, cohort, found in self.evaluation.of_personal(server, job):
+            self.bytes.book_evaluation(evaluation, cohort, found, server.round)
+            self.disclosure.book(evaluation, found)
+            self._note(reply_notes(server.round, found))
+        seconds = self.clock.round(server.round)
+        self.disclosure.book(job, replies)
+        full = self.transcript.add(job, replies) if self.transcript else ""  # before the checkpoint: no gap if killed
+        asked_to_stop = self._stop.exists()
+        stops = asked_to_stop or self.disclosure.overspends(server.round + 1) is not None
+        if stops or self.checkpoints.due(server.round):
+            self.disclosure.write(server.round, self.folder.write_json)
+            self.engine.save(server.round)
+            self.clock.book_server()
+            self.metrics.flush()
+            self.bytes.table.flush()
+            self.checkpoints.save(Checkpoint(server.round, server.state, self.bytes.ledger, seconds))
+        notes = job.stage.algorithm.notes(replies) if replies else []
+        self._note([*notes, *reply_notes(server.round, replies), *([full] if full else [])])
+        sent, (accuracy, loss) = self.bytes.ledger, self.evaluation.newest or (None, None)
+        progress = Progress(server.round, self.rounds, accuracy, loss, sent.up, sent.down, seconds)
+        self.folder.log(progress_line(progress))
+        self.watcher.round(progress)
+        self.disclosure.refuse(server.round)
+        if asked_to_stop:
+            self._stop.unlink(missing_ok=True)
+            if server.round < self.rounds:
+                raise Stopped(f"stopped after round {server.round} of {self.rounds}, as asked")
+
+    def _note(self, notes: list[str]) -> None:
+        for note in notes:
+            self.folder.log(f"note: {note}")
+            self.watcher.note(note)
+
+    def conclude(self) -> Result:
+        self.metrics.merge()
+        self.bytes.table.merge()
+        result = summary(self.folder, self.experiment)
+        self.folder.write_json("result.json", result.plain())
+        return result
+
+
+class Bytes:
+    """Books what crosses, and how long that and the work would have taken on devices."""
+
+    def __init__(self, table: GrowingTable, ledger: Ledger, metrics: GrowingTable, clock: Clock | None):
+        self.table, self.ledger, self.metrics, self.clock = table, ledger, metrics, clock
+
+    def book(self, job: Job, replies: Replies, round: int) -> None:
+        received = sorted(replies.received, key=lambda reply: reply.client)
+        cohort = sorted({reply.client for reply in received})
+        entries: list[Entry] = self.ledger.book(job, cohort, received, round=round)
+        self.table.add(entries)
+        if self.clock is not None:
+            simulated = self.clock.round(round, entries)
+            self.metrics.add([(round, None, "", "", "", "simulated seconds", simulated)])
+
+    def book_evaluation(self, job: Job, cohort: Sequence[int], replies: Replies, round: int) -> None:
+        self.table.add(self.ledger.book(job, cohort, replies.received, round=round, purpose="evaluation"))
+
+
+class Evaluations:
+    """The global model on the pooled test set, and personal models on their clients' own, as often as asked for."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        engine: Engine,
+        metrics: GrowingTable,
+        check: Check | None,
+        backdoor: Callable[[Tree], float] | None,
+    ):
+        self.experiment, self.engine, self.metrics, self.check = experiment, engine, metrics, check
+        self.backdoor, self.rounds = backdoor, len(experiment.timetable())
+        self.newest: tuple[float, float] | None = None  # accuracy and loss of the global model
+
+    def of_global(self, server: Server, job: Job) -> None:
+        asked = self.experiment.evaluate
+        if server.round > self.rounds - max(1, asked.closing) or _due(server.round, asked.every):
+            self.newest = self._of_global(server, job)
+
+    def _of_global(self, server: Server, job: Job) -> tuple[float, float] | None:
+        """None when clients keep a part of the model."""
+        model = job.stage.algorithm.global_model(server.state)
+        whole = server.net.initial_weights()
+        if {path for path, _ in model.paths()} != {path for path, _ in whole.paths()}:
+            return None
+        score = total(self.engine.measure(model))
+        accuracy, loss = (float(score[name]) / int(score.examples) for name in ("correct", "loss"))
+        where = server.round, None, "pooled test", "global", "examples"
+        self.metrics.add([(*where, "accuracy", accuracy), (*where, "loss", loss)])
+        if self.backdoor is not None:
+            self.metrics.add([(*where, "backdoor", self.backdoor(model))])
+        return accuracy, loss
+
+    def of_personal(self, server: Server, job: Job) -> Iterator[tuple[Job, Sequence[int], Replies]]:
+        """Every client's personal model, before or after local training: what is asked of whom, and the answers."""
+        if server.round < self.rounds and not _due(server.round, self.experiment.evaluate.personal_every):
+            return
+        wanted, algorithm, local = self.experiment.evaluate.personal, job.stage.algorithm, self.experiment.local
+        for name in algorithm.evaluated_as:
+            if name.startswith("personal") and wanted != "both" and not name.endswith(wanted):
+                continue
+            trained = name == "personal after"
+            epochs = algorithm.closing_epochs(local.epochs)
+            how = dict(epochs=epochs, steps=local.steps) if trained else dict(epochs=0, steps=None)
+            stage = job.stage.errand(Evaluate(base=algorithm), **how)
+            asked = replace(job_of(server, Turn(stage, job.at, job.since), job.seed), shared=job.shared)
+            cohort = Everyone()(server.population, key(job.seed, "evaluation"))
+            replies, _ = ask(self.engine, server, asked, cohort, EVERY_REPLY, self.check)
+            yield asked, cohort, replies
+            if replies:
+                self._book_personal(server.round, name, replies)
+
+    def _book_personal(self, round: int, name: str, replies: list[Reply]) -> None:
+        found = {r.client: r.upload for r in replies if int(r.upload.examples)}
+        accuracies = {client: int(s.correct) / int(s.examples) for client, s in found.items()}
+        where = round, None, "client test", name, "clients"
+        summary = summary_statistics(list(accuracies.values()))
+        losses = [float(s.loss) / int(s.examples) for s in found.values()]
+        self.metrics.add((*where, f"accuracy_{key}", value) for key, value in summary.items())
+        self.metrics.add([(*where, "loss_mean", sum(losses) / len(losses))])
+        each = "client test", name, "examples"
+        self.metrics.add((round, client, *each, "accuracy", value) for client, value in accuracies.items())
+
+
+class RoundClock:
+    """Seconds of every round, and of the server within it."""
+
+    def __init__(self, metrics: GrowingTable, seconds: float, timed: Timed | None, device: str):
+        self.metrics, self.timed, self.device = metrics, timed, device
+        self._began, self._last = time.perf_counter() - seconds, seconds
+        self._server: list[tuple[int, Any, Any]] = []  # (round, answers were there, new state was there)
+
+    def answered(self, round: int) -> None:
+        if self.timed is not None:
+            self._server.append((round, self.timed.answered, moment(self.device)))
+
+    def round(self, round: int) -> float:
+        """Seconds of the whole run so far."""
+        seconds = time.perf_counter() - self._began
+        self.metrics.add([(round, None, "", "", "", "seconds", seconds - self._last)])
+        self._last = seconds
+        return seconds
+
+    def book_server(self) -> None:
+        """Only now and then: on a GPU it means to wait for all that is queued."""
+        spans = ((round, seconds_between(before, after)) for round, before, after in self._server)
+        self.metrics.add((round, None, "", "", "", "server seconds", seconds) for round, seconds in spans)
+        self._server = []
+
+
+class Checkpoints:
+    """Kept as often as asked for, after the last round, and after every stage that trains: others can begin there."""
+
+    def __init__(self, folder: RunFolder, experiment: Experiment):
+        self.folder, self.asked = folder, experiment.execution
+        stages = [stage for stage, _, _ in experiment.timetable()]
+        self.last = len(stages)
+        self.ends = {n for n, (a, b) in enumerate(pairwise(stages), 1) if a is not b and a.algorithm.updates_model}
+
+    def due(self, round: int) -> bool:
+        often = any(_due(round, every) for every in (self.asked.checkpoint, self.asked.keep))
+        return often or round == self.last or round in self.ends
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        self.folder.save(checkpoint, self.asked.keep, self.ends)
+
+
+def setbacks(round: int, answers: Replies) -> Iterator[tuple[Any, ...]]:
+    """Rows of the metrics: whose reply was missing, late or refused, and whether the round does not count."""
+    kinds = {
+        "missing": answers.missing,
+        "late": [reply.client for reply in answers.late],
+        "refused": [reply.client for reply, _ in answers.refused],
+        "void": [None] if answers.void else [],
+    }
+    return ((round, client, "", "", "", kind, 1.0) for kind, clients in kinds.items() for client in clients)
+
+
+def reply_notes(round: int, answers: Replies) -> list[str]:
+    """Whom a round went on without, in a sentence; and whether it was for nothing."""
+    parts = [f"client {reply.client}: {why}" for reply, why in answers.refused]
+    for clients, why in (([reply.client for reply in answers.late], "late"), (answers.missing, "no reply")):
+        parts += [f"client{'s' * (len(clients) > 1)} {', '.join(map(str, clients))}: {why}"] if clients else []
+    notes = [f"round {round} goes on without {'; '.join(parts)}"] if parts else []
+    return [*notes, f"round {round} leaves the model as it was: {answers.void}"] if answers.void else notes
+
+
+def _due(round: int, every: int) -> bool:
+    return every > 0 and round % every == 0
+
+
+def progress_line(progress: Progress) -> str:
+    accuracy = (
+        "" if progress.accuracy is None else f"  accuracy {percent(progress.accuracy, 2)}  loss {progress.loss:.4f}"
+    )
+    traffic = f"  up {progress.bytes_up / 1e6:.1f} MB  down {progress.bytes_down / 1e6:.1f} MB"
+    return f"round {progress.round}/{progress.rounds}{accuracy}{traffic}  {progress.seconds:.1f} s"
