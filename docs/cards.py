@@ -300,8 +300,9 @@ def overview(said: dict[str, dict[str, str]], measured: dict[str, Any]) -> str:
         f"{len(ALGORITHMS)} methods, each one file. `algorithm=NAME` chooses one; `algorithm=NAME+ft` adds fine-tuning "
         "to any, `algorithm=NAME/PRESET` takes settings that have a name (on the method's card, where "
         "there are some); FedSLS, FedXDS, FedFed, FedDISCO, FedDecorr, FedLC and FedRS go over a base "
-        "(`algorithm=fedsls algorithm.base=scaffold`). What cannot go together is refused: sharing data (FedXDS, FedFed) "
-        "over PSE, FedAux or each other, and two that each decide how much a client counts. [Which one?](choose.md)",
+        "(`algorithm=fedsls algorithm.base=scaffold`). What cannot go together is refused: sharing data (FedXDS, "
+        "FedFed) over PSE, FedAux or each other, and two that each decide how much a client counts. "
+        "[Which one?](choose.md)",
     ]
     for family, names in families.items():
         rows = [
