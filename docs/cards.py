@@ -30,7 +30,7 @@ from fedlens import config
 from fedlens.algorithms import ALGORITHMS
 from fedlens.core.dry_run import PUBLIC
 from fedlens.recommend.rank import known
-from fedlens.simulate.describe import describe, presets, usual_model
+from fedlens.simulate.describe import describe, preset_table, usual_model
 
 DOCS = Path(__file__).parent
 MADE = "<!-- made by `python docs/cards.py` from the code, methods.yaml and measured.json: change those -->"
@@ -205,9 +205,13 @@ def size(count: int) -> str:
 
 # ---- settings --------------------------------------------------------------------------------------------------------
 def named(kind: type) -> list[str]:
-    """Settings that go by a name."""
-    rows = [[f"`{to}`", f"`{meaning}`" if meaning else "its defaults"] for to, meaning in presets(kind()).items()]
-    return ["## Presets", table(["preset", "its settings"], rows)] if rows else []
+    """Settings that go by a name, beside the defaults."""
+    head, rows = preset_table(kind())
+    if not rows:
+        return []
+    name = next(name for name, one in ALGORITHMS.items() if one is kind)
+    said = f"`algorithm={name}/PRESET` takes a column of this table; what is not in it is as by default."
+    return ["## Presets", said, table(head, [[f"`{cell}`" for cell in row] for row in rows])]
 
 
 def knobs(kind: type) -> str:
