@@ -30,7 +30,7 @@ from fedlens import config
 from fedlens.algorithms import ALGORITHMS
 from fedlens.core.dry_run import PUBLIC
 from fedlens.recommend.rank import known
-from fedlens.simulate.describe import describe, presets, usual_model
+from fedlens.simulate.describe import describe, preset_table, usual_model
 
 DOCS = Path(__file__).parent
 MADE = "<!-- made by `python docs/cards.py` from the code, methods.yaml and measured.json: change those -->"
@@ -208,9 +208,13 @@ def size(count: int) -> str:
 
 # ---- settings --------------------------------------------------------------------------------------------------------
 def named(kind: type) -> list[str]:
-    """Settings that go by a name."""
-    rows = [[f"`{to}`", f"`{meaning}`" if meaning else "its defaults"] for to, meaning in presets(kind()).items()]
-    return ["## Presets", table(["preset", "its settings"], rows)] if rows else []
+    """Settings that go by a name, beside the defaults."""
+    head, rows = preset_table(kind())
+    if not rows:
+        return []
+    name = next(name for name, one in ALGORITHMS.items() if one is kind)
+    said = f"`algorithm={name}/PRESET` takes a column of this table; what is not in it is as by default."
+    return ["## Presets", said, table(head, [[f"`{cell}`" for cell in row] for row in rows])]
 
 
 def knobs(kind: type) -> str:
@@ -303,8 +307,9 @@ def overview(said: dict[str, dict[str, str]], measured: dict[str, Any]) -> str:
         f"{len(ALGORITHMS)} methods, each one file. `algorithm=NAME` chooses one; `algorithm=NAME+ft` adds fine-tuning "
         "to any, `algorithm=NAME/PRESET` takes settings that have a name (on the method's card, where "
         "there are some); FedSLS, FedXDS, FedFed, FedDISCO, FedDecorr, FedLC and FedRS go over a base "
-        "(`algorithm=fedsls algorithm.base=scaffold`). What cannot go together is refused: sharing data (FedXDS, FedFed) "
-        "over PSE, FedAux or each other, and two that each decide how much a client counts. [Which one?](choose.md)",
+        "(`algorithm=fedsls algorithm.base=scaffold`). What cannot go together is refused: sharing data (FedXDS, "
+        "FedFed) over PSE, FedAux or each other, and two that each decide how much a client counts. "
+        "[Which one?](choose.md)",
     ]
     for family, names in families.items():
         rows = [

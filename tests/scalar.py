@@ -6,6 +6,7 @@ FedAvg: the clients move by -0.19 and 1.53, and the mean by 0.67.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -50,13 +51,20 @@ def half_square(client, weights, batch, out):
     return weighted(out.logits.square().sum(1) / 2, batch)
 
 
-def scalar_run(recipe: Any, rounds: int = 1, steps: int = STEPS, rate: float = RATE) -> Server:
+def scalar_run(
+    recipe: Any,
+    rounds: int = 1,
+    steps: int = STEPS,
+    rate: float = RATE,
+    module: Callable[[], nn.Module] = Number,
+    curvatures: tuple[float, float] = CURVATURES,
+) -> Server:
     """The server after so many rounds."""
-    x = torch.tensor([CURVATURES, CENTRES], dtype=torch.float64).T.contiguous()
+    x = torch.tensor([curvatures, CENTRES], dtype=torch.float64).T.contiguous()
     one = {i: torch.tensor([i]) for i in range(2)}
     data = Federation(Dataset(x, torch.zeros(2, dtype=torch.long), identity), one, one, torch.arange(2))
     plan = Stage(None, rounds, Everyone(), Sgd(rate), steps=steps, size=1, objective=half_square, weighting=uniformly)
-    net = Network(Number(), "fp64")
+    net = Network(module(), "fp64")
     return run(recipe, net, Sequential(net, data, checked=True), plan)
 
 

@@ -7,6 +7,7 @@ from .fedau import FedAU as FedAU
 from .fedaux import FedAux as FedAux
 from .fedavg import FedAvg as FedAvg
 from .fedavgm import FedAvgM as FedAvgM
+from .fedbabu import FedBABU as FedBABU
 from .fedbn import FedBN as FedBN
 from .feddecorr import FedDecorr as FedDecorr
 from .feddf import FedDF as FedDF
@@ -47,6 +48,7 @@ ALGORITHMS = {
     "fedaux": FedAux,
     "fedavg": FedAvg,
     "fedavgm": FedAvgM,
+    "fedbabu": FedBABU,
     "fedbn": FedBN,
     "feddecorr": FedDecorr,
     "feddf": FedDF,

@@ -24,6 +24,17 @@ Normalize = Literal["sum", "mean"]
 Blend = Literal["samples", "uniform"]
 
 _TARGETS: dict[str, Target] = {"true": "true", "pred": "predicted", "sum": "all"}
+_PAPER = {
+    "saliency": "guided_grad_x_act",
+    "norm": "l2",
+    "target": "true",
+    "score": "logit",
+    "tap": "conv",
+    "tau": 0.5,
+    "recompute_every": 0,
+    "normalize": "sum",
+    "blend": 0.0,
+}
 _SHORTCUTS = {"downsample", "shortcut"}  # what modules beside a residual block are called
 
 
@@ -53,6 +64,9 @@ class FedSLS:
     blend_with: Blend = "samples"
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {
+        # Equations 4 to 9; `literal` has equation 6 with its second square root. Epochs of the copy are not given.
+        "paper": _PAPER,
+        "literal": {**_PAPER, "norm": "sqrt_l2"},
         # Weights that are nearly uniform: what helps most where clients differ much, results/fedsls_table1.md
         "even": {"normalize": "mean", "blend": 0.5, "blend_with": "uniform"},
     }

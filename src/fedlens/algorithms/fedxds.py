@@ -18,6 +18,7 @@ from ..core.cohort import Everyone, Fraction
 from ..core.errors import BadInput
 from ..core.fields import Count, NonNegative, Open, Percent, Positive
 from ..core.network import Network
+from ..core.objective import WEIGHTINGS
 from ..core.rng import fold, generator, key, normal, uniform
 from ..core.tree import Tree
 from ..privacy.gaussian import analytic_sigma, classic_sigma, gaussian_epsilon, metric_delta, metric_sigma
@@ -34,6 +35,26 @@ _DISTANCES = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
 _SIDES = (28, 32, 64, 224)  # of images for which it is stated what a mask tells
 _REACH = 12  # standard deviations from one end of our noise to the other: uint8 packs the difference
 
+# The paper as printed: equations 2, 6, 8, 10 and 11, line 15 of algorithm 2, and section 5.1's numbers.
+_PAPER = {
+    "warmup_rounds": 10,
+    "attribution": "lrp",
+    "lrp": "epsilon",
+    "attribution_model": "global",
+    "mask": "binary",
+    "sparsity": 70,
+    "clip_norm": None,
+    "accounting": "paper",
+    "epsilon": 20.0,
+    "delta": 1e-5,
+    "mix": "additive",
+    "lam": 0.5,
+    "weighed": "uniform",
+}
+
+Accounting = Literal["ordinary", "paper", "metric", "bounded"]
+Weighed = Literal["base", "samples", "uniform", "batches"]
+
 
 @dataclass(frozen=True)
 class FedXDS:
@@ -42,9 +63,11 @@ class FedXDS:
     Warm-up rounds give a model; with it every client masks its images, clips them, adds noise and gives them to all,
     once. Then training starts afresh with a term on the shared images.
 
-    Differs from the paper, as its released code does: images are clipped; the first convolution's LRP rule is flat, the
-    others' z-plus; warm-up is with everyone. Shared batches are drawn with replacement. What accounting=paper promises
-    does not hold; docs/privacy.md says why, and which settings do.
+    Three settings have names. By default images are clipped, the first convolution's LRP rule is flat and the others'
+    z-plus, and only the privacy that follows from clip and noise is stated. fedxds/paper is the paper as printed: no
+    clipping, the epsilon rule, a uniform mean; what it promises is unproven (docs/privacy.md says why). The paper
+    gives neither delta, nor whose class is explained, nor the warm-up's epochs and clients: 1e-5, the label's, and
+    the released code's. Shared batches are drawn with replacement.
 
     The released code is fedxds/official, but for three things of it: integrated gradients start from all logits there,
     a mask keeps one pixel more, and a constant map gives no number; here such a map keeps the first pixels.
@@ -65,8 +88,10 @@ class FedXDS:
     absolute: bool = False  # large negative attributions are kept, too
     sparsity: Percent = 70  # s, per cent of pixels that are dropped
     mask_epsilon: Positive | None = None  # randomised response on each bit of a mask
-    clip_norm: Positive | None = 10.0  # C
-    accounting: Literal["paper", "metric", "bounded"] = "paper"
+    clip_norm: Positive | None = 10.0  # C; none: images are not clipped
+    accounting: Accounting = (
+        "ordinary"  # what is stated: of any two images; as printed; by distance; ordinary, as asked
+    )
     epsilon: Positive = 20.0
     delta: Open = 1e-5  # the paper gives none
     sigma: NonNegative | None = None  # of the noise; None: from accounting, epsilon and delta
@@ -75,22 +100,31 @@ class FedXDS:
     share_fraction: Annotated[float, Gt(0), Le(1)] = 1.0  # of a client's images
     share_as: Form = "float32"
     sparse: bool = False  # send kept pixels with their places, and noise on these alone
+    weighed: Weighed = "base"  # how clients count where the experiment's weighting is not set; base: as the base says
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {
-        "paper": {},
-        # What the released code does; weighting=batches and augment=crop_flip are the rest of it that can be asked for.
+        "paper": _PAPER,
+        # What the released code does; augment=crop_flip is the rest of it that can be asked for.
         # Its own images are cropped, flipped, and changed by RandAugment(2, 10) with cutout, which we do not have.
         "official": {
-            "attribution_model": "local",
-            "target": "batch_labels",
+            "warmup_rounds": 10,
+            "warmup_epochs": 10,
+            "warmup_fraction": 1.0,
+            "attribution": "lrp",
+            "lrp": "epsilon_plus_flat",
             "ig": "right",
+            "target": "batch_labels",
+            "attribution_model": "local",
             "mask": "soft",
             "sparsity": 80,
+            "clip_norm": 10.0,
             "sigma": 0.15,
+            "mix": "additive",
             "lam": 1.0,
+            "weighed": "batches",
         },
         # The reading of lambda under which figure 2c is plausible.
-        "fig2c": {"mix": "convex"},
+        "fig2c": {**_PAPER, "mix": "convex"},
         # The promises that hold: metric privacy under masks of classes, and ordinary privacy under any mask.
         "metric": {"mask_source": "class", "accounting": "metric"},
         "bounded": {"accounting": "bounded"},
@@ -102,7 +136,9 @@ class FedXDS:
         return {"warmup_rounds": 5, "warmup_epochs": 1}
 
     def __post_init__(self):
-        if self.accounting != "paper" and self.clip_norm is None:
+        if self.clip_norm is not None and not 0 < self.clip_norm < math.inf:
+            raise BadInput(f"algorithm.clip_norm is {self.clip_norm:g}, but it should be above 0; none: no clipping")
+        if self.accounting in ("metric", "bounded") and self.clip_norm is None:
             raise BadInput(f"accounting={self.accounting} needs clip_norm: without it images can be any distance apart")
         if self.mix == "convex" and self.lam > 1:
             raise BadInput(f"lam is {self.lam}, but with mix=convex it should be 1 at most")
@@ -112,12 +148,14 @@ class FedXDS:
             raise BadInput("mask_epsilon turns bits over, so that it needs mask=binary and sparse=false")
         most = torch.finfo(torch.float16 if self.share_as == "float16" else torch.float32).max
         if not _REACH * self.noise < most:
-            calibrated = "epsilon and delta" if self.accounting == "paper" else "epsilon, delta and clip_norm"
+            calibrated = "epsilon and delta" if self._is_classic else "epsilon, delta and clip_norm"
             asked = "sigma asks" if self.sigma is not None else f"{calibrated} ask"
             ends = f"share_as={self.share_as} ends at {most:g}"
             raise BadInput(f"algorithm.{asked} for noise of {self.noise:g}, but {ends}")
 
     def stages(self, plan):
+        if self.weighed != "base":
+            plan = replace(plan, weighting=plan.weighting or WEIGHTINGS[self.weighed])
         warm = replace(plan, rounds=self.warmup_rounds)
         warm = replace(warm, cohort=Everyone() if self.warmup_fraction == 1 else Fraction(self.warmup_fraction))
         if self.warmup_epochs is not None:
@@ -145,11 +183,21 @@ class FedXDS:
         """Standard deviation on every released number."""
         if self.sigma is not None:
             return self.sigma
-        if self.accounting == "paper":
+        if self._is_classic:
             return classic_sigma(self.epsilon, self.delta)
         assert self.clip_norm is not None
         calibrate = metric_sigma if self.accounting == "metric" else analytic_sigma
         return calibrate(self.epsilon, self.delta, 2 * self.clip_norm)
+
+    @property
+    def _is_classic(self) -> bool:
+        """Whether epsilon and delta give the noise by the paper's equation 2, of sensitivity one."""
+        return self.accounting in ("paper", "ordinary")
+
+    @property
+    def _is_ordinary(self) -> bool:
+        """Whether what is stated is of any two images."""
+        return self.accounting in ("ordinary", "bounded")
 
     def pixel_scores(self, net: Network, weights: Tree, x: Tensor, y: Tensor, batch: int, seed: Tensor) -> Tensor:
         """[images, 1, h, w]: what each pixel is worth, its colours added up."""
@@ -219,7 +267,7 @@ class FedXDS:
 
     def statement(self) -> Statement:
         """Of one image's release; the model that attributes is taken as given."""
-        adjacency, sensitivity, epsilon, because = self._bounded() if self.accounting == "bounded" else self._metric()
+        adjacency, sensitivity, epsilon, because = self._bounded() if self._is_ordinary else self._metric()
         not_covered = ["labels, which are sent as they are", "model updates, of the warm-up and of training"]
         not_covered.append("what the model that attributes knows: it was trained on the same images")
         if because and not self.is_mask_fixed:
@@ -254,8 +302,14 @@ class FedXDS:
 
     def _bounded(self) -> tuple[str, str, float | None, str]:
         """(adjacency, sensitivity, epsilon, why it does not hold)"""
-        assert self.clip_norm is not None
         adjacency = "an image is replaced by any other of the same label"
+        if self.clip_norm is None:
+            return (
+                adjacency,
+                "none",
+                None,
+                "there is no noise" if not self.noise else "nothing bounds images: no clip_norm",
+            )
         sensitivity = f"2 C = {2 * self.clip_norm:g}: under whatever mask, a clipped image lies in a ball of radius C"
         because = "places of kept pixels depend on the image and are sent as they are" if self._shows_places else ""
         return adjacency, sensitivity, self._ordinary(1), because or ("" if self.noise else "there is no noise")
@@ -282,7 +336,7 @@ class FedXDS:
     @property
     def mask_tells(self) -> bool:
         """Whether bits by randomised response tell of the image what the stated epsilon leaves out."""
-        return self.mask_epsilon is not None and not self.is_mask_fixed and self.accounting != "bounded"
+        return self.mask_epsilon is not None and not self.is_mask_fixed and not self._is_ordinary
 
     def mask_beyond_epsilon(self, pixels: int) -> float:
         """How much these bits tell of an image of so many pixels."""
@@ -350,6 +404,12 @@ class MaskedExchange(Exchange):
         named = net.module.named_modules()
         last = [part for name, part in named if isinstance(part, nn.Linear) and f"{name}.weight" in net.head]
         return last[-1].out_features if last else None
+
+    def start_notes(self, steps):
+        said = self.by.statement()
+        if self.by.accounting != "paper" or said.holds:
+            return []
+        return [f"the privacy of the shared images is unproven as the paper states it: {said.because}"]
 
     def notes(self, replies):
         by, said = self.by, self.by.statement()

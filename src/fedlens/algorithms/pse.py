@@ -60,7 +60,16 @@ class PSE(FedPer):
     local_init: Literal["global", "persistent"] = "global"  # persistent: every client goes on from its own extractor
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {
-        "paper": {},
+        # Equations 3, 4 and 7, and section 3.1; a map is what a convolution gives, F = W * F before it.
+        "paper": {
+            "private": "classifier",
+            "xi": 0.01,
+            "excite": "direct",
+            "attention": "cross",
+            "cam": "gradcam",
+            "reduce": "sum",
+            "tap": "conv",
+        },
         "means": {"reduce": "mean", "exact": False},  # what the runs of results/pse.md had
     }
 

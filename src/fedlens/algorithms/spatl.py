@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
@@ -59,10 +60,10 @@ class SPATL(Algorithm):
     operations that the smaller network really does. Rewards are accuracies of that network on images that the client
     keeps back and never trains on: a channel that is computed anyway, since another layer of a sum keeps it, is not
     silenced there, though it is not sent. A client that kept back images of one class alone learns nothing from them:
-    it takes `uniform`. A search of 30 episodes looks at so few images that its operations are about those of a local
-    epoch at most. `l2_global` goes by the root mean square of a filter's weights: by plain norms, layers whose filters
-    have more inputs would win. The preset official is what the released code does; what its agent selects never reaches
-    the server, so that it has no agent and sends all.
+    it takes `uniform`. By default a search of 30 episodes looks at so few images that its operations are about those of
+    a local epoch at most; spatl/paper searches longer, on more images. `l2_global` goes by the root mean square of a
+    filter's weights: by plain norms, layers whose filters have more inputs would win. The preset official is what the
+    released code does; what its agent selects never reaches the server, so that it has no agent and sends all.
     """
 
     selector: Selector = "rl"  # an agent, the same share of all layers, the largest norms anywhere, chance, all filters
@@ -84,11 +85,34 @@ class SPATL(Algorithm):
     pretrained: str = ""  # a file with an agent that all begin with
     episodes: Count = 30  # of the first search
     later_episodes: Count = 5  # of the next ones, where agents persist
-    validation: Count = 1000  # images at most that are kept back for rewards, and never more than a twentieth
+    validation: Count = 1000  # images at most that are kept back for rewards
+    validation_share: Ratio = 0.05  # of a client's images at most, for the same
     adapt_epochs: Number = 10  # of a predictor whose client never took part
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {
-        "paper": {},  # the printed equations, corrected where they cannot be meant
+        # The printed equations, corrected where they cannot be meant. 20 search steps (episodes) are one update of the
+        # agent, one a round. Rewards are of 1,000 images beside 4,000 to train on. The text has no budget: the code's.
+        "paper": {
+            "selector": "rl",
+            "constraint": "flops",
+            "budget": 0.8,
+            "spend": False,
+            "settle": False,
+            "private": "predictor",
+            "control_scale": 1.0,
+            "control_at": "grad",
+            "control_over": "reach",
+            "control_upload": "dense",
+            "control_norm": "population",
+            "normalise": "all_selected",
+            "weighed": "uniform",
+            "agent": "persistent",
+            "agent_learns": "all",
+            "episodes": 20,
+            "later_episodes": 20,
+            "validation": 1000,
+            "validation_share": 0.2,
+        },
         # The released code. The stem stays at the clients, too; controls are a hundredth, put on after each step,
         # learned as if they had acted in full over as many steps, and averaged over the cohort; clients count by their
         # examples. These are the controls of its `--alg scaffold`: `--alg spatl` has none and lowers the rate by a
@@ -114,8 +138,11 @@ class SPATL(Algorithm):
                 raise BadInput(f"algorithm.{name} is {getattr(self, name)}, but it should be above 0 and at most 1")
 
     def holdout_size(self, examples):
-        """So few that 30 looks at them cost half an epoch of training; a client's only image is trained on."""
-        return max(0, min(self.validation, -(-examples // 20), examples - 1)) if self.selector == "rl" else 0
+        """By default so few that 30 looks cost half an epoch of training; a client's only image is trained on."""
+        if self.selector != "rl":
+            return 0
+        share = math.ceil(round(self.validation_share * examples, 9))  # 0.05 of 20 is one, not two
+        return max(0, min(self.validation, share, examples - 1))
 
     def report(self, opened, repeats=0, progress=iter):
         """Sub-models of the last selection. Latency only where it is asked for: it differs each time."""

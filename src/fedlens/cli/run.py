@@ -115,7 +115,7 @@ def describe(
 ) -> None:
     """What a method sends, keeps and costs, from its own hooks."""
     from .. import config
-    from ..simulate.describe import describe, own_hooks, presets, settings, traffic, usual_model
+    from ..simulate.describe import describe, own_hooks, preset_table, settings, traffic, usual_model
 
     model = model or usual_model(algorithm)
     experiment = config.read(None, [f"algorithm={algorithm}", f"model={model}", *(words or ())])
@@ -137,8 +137,12 @@ def describe(
         Text.assemble((algorithm, "bold"), ": ", " ".join((type(experiment.algorithm).__doc__ or "").split()))
     )
     console.print(Text(", ".join(f"{k}={v}" for k, v in settings(experiment.algorithm)) or "no settings"))
-    for chosen, meaning in presets(experiment.algorithm).items():
-        console.print(Text(f"{chosen}: {meaning or 'its defaults'}"))
+    head, rows = preset_table(experiment.algorithm)
+    if rows:
+        named = Table(*head, title=f"where presets differ: algorithm={algorithm.partition('/')[0]}/PRESET")
+        for row in rows:
+            named.add_row(*row)
+        console.print(named)
     table = Table("stage", "where", "leaf", "shape", "type", "bytes")
     table.columns[2].overflow = "fold"
     table.columns[-1].justify = "right"

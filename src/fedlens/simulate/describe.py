@@ -89,13 +89,21 @@ def traffic(leaves: list[MessageLeaf]) -> dict[str, dict[str, int]]:
     return found
 
 
-def presets(recipe: Any) -> dict[str, str]:
-    """Settings that have a name, by what chooses them; empty where they are the defaults."""
+def preset_table(recipe: Any) -> tuple[list[str], list[list[str]]]:
+    """(head, rows): settings that the defaults and the presets do not all share, a row each; no presets: no rows."""
     known = getattr(recipe, "presets", {})
-    name = name_of(recipe)
-    if ":" in name:  # one of the user's own inherits them, and is not chosen by a short name
-        return {}
-    return {f"algorithm={name}/{preset}": " ".join(f"{k}={v}" for k, v in to.items()) for preset, to in known.items()}
+    if ":" in name_of(recipe) or not known:  # a user's own class inherits them without a short name
+        return [], []
+    usual = type(recipe)()
+    given = [dict(settings(usual)), *({**dict(settings(usual)), **to} for to in known.values())]
+    rows = [[name, *(shown(one[name]) for one in given)] for name in given[0]]
+    return ["setting", "default", *known], [row for row in rows if len(set(row[1:])) > 1]
+
+
+def shown(value: Any) -> str:
+    """As it is typed."""
+    value = int(value) if isinstance(value, float) and value.is_integer() else value
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
 def settings(recipe: Any) -> Iterator[tuple[str, Any]]:

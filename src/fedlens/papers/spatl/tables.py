@@ -107,7 +107,7 @@ def tables() -> list[Grid]:
         measured="mean over clients of the accuracy on their own test images, before local training, %",
         notes=(
             "The paper's numbers are the text's; its figure 4 has the other methods as curves only.",
-            "10 clients of 6,000 images each cannot come of Dirichlet 0.1; here clients differ in size.",
+            "The text hands out shares of labels (unequal sizes) and gives each client 6,000 images (equal sizes).",
         ),
     )
     traffic = Grid(

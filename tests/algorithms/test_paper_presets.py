@@ -1,0 +1,134 @@
+"""Presets beside the lines of the papers and of the released code that they stand for."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+
+import pytest
+
+import fedlens
+from fedlens import config
+from fedlens.algorithms import ALGORITHMS, PSE, SPATL, FedSLS, FedXDS
+from fedlens.core.errors import BadInput
+from fedlens.core.objective import by_batches, by_examples, uniformly
+from fedlens.simulate.describe import preset_table
+
+PRINTED = {
+    # Algorithm 1, lines 2 to 4; equations 2, 6, 8, 10 and 11; algorithm 2, line 15; section 5.1.
+    "fedxds/paper": dict(
+        attribution="lrp", lrp="epsilon", mask="binary", sparsity=70, clip_norm=None, sigma=None, accounting="paper",
+        epsilon=20, delta=1e-5, mix="additive", lam=0.5, weighed="uniform", attribution_model="global",
+        warmup_rounds=10, continue_from_warmup=False, absolute=False, mask_epsilon=None, share_fraction=1, sparse=False,
+    ),
+    # The released script: soft masks, norm 10, the 80 % smallest values dropped, noise 0.15, losses added.
+    "fedxds/official": dict(
+        attribution="lrp", lrp="epsilon_plus_flat", ig="right", mask="soft", sparsity=80, clip_norm=10, sigma=0.15,
+        target="batch_labels", attribution_model="local", mix="additive", lam=1, weighed="batches", warmup_rounds=10,
+        warmup_epochs=10, warmup_fraction=1, continue_from_warmup=False,
+    ),
+    # Equations 7 to 12 and section 4.1: an update every 20 search steps, 1,000 images of validation, c = 0 at first.
+    "spatl/paper": dict(
+        selector="rl", private="predictor", control_scale=1, control_at="grad", control_norm="population",
+        control_upload="dense", weighed="uniform", agent="persistent", agent_learns="all", episodes=20,
+        later_episodes=20, validation=1000, validation_share=0.2, normalise="all_selected", spend=False, settle=False,
+    ),
+    "spatl/official": dict(
+        selector="all", private="predictor_and_stem", control_scale=0.01, control_at="post_step", control_over="steps",
+        control_norm="cohort", weighed="samples",
+    ),
+    # Equations 3 (sums), 4 (xi 0.01), 7 (queries are exchanged) and F = W * F before it: a convolution's output.
+    "pse/paper": dict(
+        private="classifier", xi=0.01, excite="direct", attention="cross", cam="gradcam", reduce="sum", tap="conv",
+        local_init="global",
+    ),
+    # Equations 4 to 8: guided gradient times ReLU(F), tau 0.5, a sum over images; found once.
+    "fedsls/paper": dict(
+        saliency="guided_grad_x_act", norm="l2", tau=0.5, tap="conv", normalize="sum", recompute_every=0, blend=0,
+    ),
+    "fedsls/literal": dict(saliency="guided_grad_x_act", norm="sqrt_l2", tau=0.5, normalize="sum", blend=0),
+}  # fmt: skip
+
+
+def read(name: str):
+    model = "model=pse_net" if name.startswith("pse") else "model=cnn"
+    return config.read(None, [f"algorithm={name}", model])
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_fields_are_the_printed_ones(name):
+    found = read(name).algorithm
+    assert {key: getattr(found, key) for key in PRINTED[name]} == PRINTED[name]
+
+
+def test_noise_of_the_three_settings():
+    """Equation 2 at epsilon 20 and delta 1e-5, sensitivity one; the code's constant."""
+    paper, official = (FedXDS(**FedXDS.presets[name]) for name in ("paper", "official"))
+    assert paper.noise == FedXDS().noise == math.sqrt(2 * math.log(1.25 / 1e-5)) / 20
+    assert round(paper.noise, 3) == 0.242 and official.noise == 0.15
+
+
+def test_only_the_printed_setting_states_what_is_unproven():
+    paper, official = (FedXDS(**FedXDS.presets[name]).statement() for name in ("paper", "official"))
+    assert (paper.epsilon, paper.holds) == (20, False)
+    for said in (FedXDS().statement(), official):
+        assert said.holds and said.epsilon == said.details["any_two_images"] and "any other" in said.adjacency
+    bare = FedXDS(clip_norm=None).statement()
+    assert (bare.epsilon, bare.holds, bare.because) == (None, False, "nothing bounds images: no clip_norm")
+
+
+@pytest.mark.parametrize(("name", "said"), [("fedxds/paper", True), ("fedxds", False), ("fedxds/official", False)])
+def test_a_run_says_at_the_start_that_the_promise_is_unproven(name, said):
+    experiment = read(name)
+    notes = " ".join(experiment.federation(experiment.data.load())[1].notes)
+    assert ("unproven as the paper states it" in notes) == said
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "expected"),
+    [
+        ("fedxds", [], by_examples),
+        ("fedxds/paper", [], uniformly),
+        ("fedxds/official", [], by_batches),
+        ("fedxds/paper", ["weighting=samples"], by_examples),
+    ],
+)
+def test_whose_mean_it_is(name, words, expected):
+    experiment = config.read(None, [f"algorithm={name}", *words])
+    assert {turn.stage.weighting for turn in experiment.timetable()} == {expected}
+
+
+@pytest.mark.parametrize(
+    ("examples", "default", "paper"), [(5000, 250, 1000), (156, 8, 32), (1, 0, 0), (60000, 1000, 1000)]
+)
+def test_images_kept_back_for_rewards(examples, default, paper):
+    assert SPATL().holdout_size(examples) == default
+    assert SPATL(**SPATL.presets["paper"]).holdout_size(examples) == paper
+    assert SPATL(**SPATL.presets["official"]).holdout_size(examples) == 0
+
+
+@pytest.mark.parametrize("kind", [one for one in ALGORITHMS.values() if getattr(one, "presets", {})])
+def test_where_presets_differ_setting_by_setting(kind):
+    head, rows = preset_table(kind())
+    assert head == ["setting", "default", *kind.presets]
+    assert {name for name, *_ in rows} <= {field.name for field in fields(kind)}
+    for column, preset in enumerate(kind.presets.values(), 2):
+        changed = {key for key, value in preset.items() if value != getattr(kind(), key)}
+        assert changed == {row[0] for row in rows if row[column] != row[1]}
+
+
+def test_a_method_without_presets_has_no_table():
+    assert preset_table(fedlens.Experiment().algorithm) == ([], [])
+
+
+@pytest.mark.parametrize(("norm", "said"), [("0", "greater than 0"), ("-1", "greater than 0")])
+def test_a_clip_norm_that_would_erase_images(norm, said):
+    with pytest.raises(BadInput, match=f"algorithm.clip_norm is {norm}, but it should be {said}"):
+        config.read(None, ["algorithm=fedxds", f"algorithm.clip_norm={norm}"])
+    with pytest.raises(BadInput, match="none: no clipping"):
+        FedXDS(clip_norm=float(norm))
+
+
+def test_defaults_are_not_the_papers():
+    """Each default is what we would recommend; PSE's maps are taken after the ReLU."""
+    assert PSE().tap == "relu" and FedSLS() == FedSLS(**FedSLS.presets["paper"])
