@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..runs.grid import Grid, Row, merged
+from ..runs.grid import Grid, Row, merged_words
 from .fedxds.tables import ALPHAS, CLIENTS, WORDS, column
 
 _XDS = "algorithm=fedxds"
@@ -36,7 +36,7 @@ def tables() -> list[Grid]:
             "methods over each other, with their parts alone, in the setting of fedxds/table1 but for the split",
             {name: Row(words) for name, words in ROWS.items()},
             columns,
-            tuple(merged((*WORDS, "partition.dialect=class")).values()),
+            tuple(merged_words((*WORDS, "partition.dialect=class")).values()),
             notes=("FedXDS's exchange gives noised, masked images to all: see docs/privacy.md before choosing it.",),
         )
     ]
