@@ -28,11 +28,7 @@ _spec.loader.exec_module(plan)
 # FedAvg is the default; "local" and "finetune" are words of every method's settings.
 METHODS = {*ALGORITHMS} - {"fedavg", "local", "finetune"}
 MAY_NAME = {"models", "models.pse_net"}  # networks named after papers
-PENDING: set[str] = {
-    "flower.launch names fedsls",
-    "flower.launch names fedxds",
-    "flower.launch names scaffold",
-}
+PENDING: set[str] = set()
 
 
 # ---- what is amiss in a package --------------------------------------------------------------------------------------

@@ -67,8 +67,8 @@ storage: {storage}
 device: auto
 # data: {{is: folder, path: /path/to/images}}   # without it: part {client} of the experiment's data, as in a simulation
 policy:
-  algorithms: []       # names such as [fedavg, scaffold]; none: all that this node's fedlens has
-  raw_derived: false   # true: more than model updates may leave (FedXDS: masked images; FedSLS: a number)
+  algorithms: []       # names such as [fedavg]; none: all that this node's fedlens has
+  raw_derived: false   # true: more than model updates may leave, such as masked images or a score
   epsilon: null        # at most, of a run: the server must then use uplink=dp, and this node draws the noise itself
 """
 
