@@ -13,12 +13,14 @@ from .feddecorr import FedDecorr as FedDecorr
 from .feddf import FedDF as FedDF
 from .feddisco import FedDISCO as FedDISCO
 from .feddyn import FedDyn as FedDyn
+from .fedexp import FedExP as FedExP
 from .fedfed import FedFed as FedFed
 from .fedftg import FedFTG as FedFTG
 from .fedgen import FedGen as FedGen
 from .fedlc import FedLC as FedLC
 from .fedmtl import FedMTL as FedMTL
 from .fednova import FedNova as FedNova
+from .fedntd import FedNTD as FedNTD
 from .fedopt import FedAdagrad as FedAdagrad
 from .fedopt import FedAdam as FedAdam
 from .fedopt import FedYogi as FedYogi
@@ -54,12 +56,14 @@ ALGORITHMS = {
     "feddf": FedDF,
     "feddisco": FedDISCO,
     "feddyn": FedDyn,
+    "fedexp": FedExP,
     "fedfed": FedFed,
     "fedftg": FedFTG,
     "fedgen": FedGen,
     "fedlc": FedLC,
     "fedmtl": FedMTL,
     "fednova": FedNova,
+    "fedntd": FedNTD,
     "fedper": FedPer,
     "fedprox": FedProx,
     "fedrep": FedRep,
