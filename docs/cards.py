@@ -38,6 +38,7 @@ MODELS = {"cnn": "the default CNN", "pse_net": "PSE's network"}  # what a card's
 RUNS = {  # what else a method needs before it can run
     "pse": "model=pse_net",
     "fedrep": "local.epochs=5",
+    "fedcm": "local.momentum=0",
     "feddf": "auxiliary=fashion_mnist",
     "fedaux": "auxiliary=fashion_mnist",
 }

@@ -9,6 +9,7 @@ from .fedavg import FedAvg as FedAvg
 from .fedavgm import FedAvgM as FedAvgM
 from .fedbabu import FedBABU as FedBABU
 from .fedbn import FedBN as FedBN
+from .fedcm import FedCM as FedCM
 from .feddecorr import FedDecorr as FedDecorr
 from .feddf import FedDF as FedDF
 from .feddisco import FedDISCO as FedDISCO
@@ -52,6 +53,7 @@ ALGORITHMS = {
     "fedavgm": FedAvgM,
     "fedbabu": FedBABU,
     "fedbn": FedBN,
+    "fedcm": FedCM,
     "feddecorr": FedDecorr,
     "feddf": FedDF,
     "feddisco": FedDISCO,
