@@ -591,7 +591,7 @@ def test_data_are_weighed_again_where_memories_begin_again():
 def test_a_training_stage_is_judged_as_its_base():
     @dataclass(frozen=True)
     class Odd(FedAvg):
-        judged = ("personal before",)
+        evaluated_as = ("personal before",)
         capturable = False
 
     *_, stage = FedSLS(Odd()).stages(Trial().stage())

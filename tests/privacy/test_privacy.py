@@ -317,9 +317,9 @@ def test_the_noise_of_a_cohort_adds_up():
 
 
 # ---- in a run ----
-def experiment(tmp_path, name, **settings):
+def experiment(tmp_path, name, checkpoint=1, **settings):
     small = dict(model=Mlp(), clients=6, cohort=Uniform(3), rounds=5, local=LocalTraining(steps=1))
-    where = fedlens.Execution(engine="sequential", picture=False, out=str(tmp_path / name))
+    where = fedlens.Execution(engine="sequential", picture=False, checkpoint=checkpoint, out=str(tmp_path / name))
     return fedlens.Experiment(**{**small, "execution": where, **settings})
 
 
