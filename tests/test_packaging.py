@@ -29,7 +29,7 @@ def built(tmp_path_factory):
     """(wheel, sdist), made from a copy of the files that are not ignored."""
     pytest.importorskip("hatchling", reason="hatchling, of the extra dev, is not installed")
     place = tmp_path_factory.mktemp("built")
-    ignored = shutil.ignore_patterns("__pycache__", ".git", ".venv*", "runs", "build", "dist", "*.egg-info", ".*_cache")
+    ignored = shutil.ignore_patterns("__pycache__", ".git", ".venv*", "build", "dist", "*.egg-info", ".*_cache")
     for name in ("src", "docs", "tests"):
         shutil.copytree(ROOT / name, place / "copy" / name, ignore=ignored)
     for name in ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "constraints.txt", "start.py"):

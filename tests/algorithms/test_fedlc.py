@@ -18,11 +18,11 @@ from logits import WORLD, counts, plain, plain_loop, value
 from textbook import assert_same, far
 
 
-def calibrated(tau: float, floor: float = 0.0, others: bool = False):
+def calibrated(tau: float, min_count: float = 0.0, others: bool = False):
     """Class by class: -log(exp u_y / sum of exp u_c over classes that count)."""
 
     def loss(z, y, counts):
-        u = {c: z[c] - tau / max(n, floor) ** 0.25 for c, n in enumerate(counts) if n or floor}
+        u = {c: z[c] - tau / max(n, min_count) ** 0.25 for c, n in enumerate(counts) if n or min_count}
         below = sum(u[c].exp() for c in u if not (others and c == y))
         return -(u[y].exp() / below).log()
 
@@ -48,7 +48,9 @@ def test_without_tau_it_is_its_base():
 
 def test_by_hand():
     assert value(Calibrated(), [0, 0], 0, [1, 16])[0] == pytest.approx(0.974076984180107, abs=1e-15)
-    assert value(Calibrated(denominator="others", floor=1e-8), [0, 0], 0, [1, 16])[0] == pytest.approx(0.5, abs=1e-15)
+    assert value(Calibrated(denominator="others", min_count=1e-8), [0, 0], 0, [1, 16])[0] == pytest.approx(
+        0.5, abs=1e-15
+    )
     assert plain([0, 0], 0) == pytest.approx(math.log(2))
 
 
@@ -104,8 +106,8 @@ def test_fine_tuning_uses_plain_logits(recipe):
 
 
 def test_refused():
-    with pytest.raises(BadInput, match="needs floor above 0"):
+    with pytest.raises(BadInput, match="needs min_count above 0"):
         config.read(None, ["algorithm=fedlc", "algorithm.denominator=others"])
     with pytest.raises(BadInput, match="name one of them, and once"):
         list(FedLC(FedRS()).stages(WORLD.stage()))
-    assert config.read(None, ["algorithm=fedlc/printed"]).algorithm == FedLC(denominator="others", floor=1e-8)
+    assert config.read(None, ["algorithm=fedlc/printed"]).algorithm == FedLC(denominator="others", min_count=1e-8)

@@ -107,7 +107,7 @@ def test_clients_are_listed_in_percent_the_worst_first(fedlens, tmp_path):
         ([], ""),
         (["uplink=dp"], r"privacy, as simulated: epsilon \d+\.\d+ at delta 1e-05 of a client, with all of its data \("),
         (
-            ["algorithm=fedxds", "algorithm.warmup_rounds=1", "algorithm.warmup_epochs=1"],
+            ["algorithm=fedxds/paper", "algorithm.warmup_rounds=1", "algorithm.warmup_epochs=1"],
             "privacy, as simulated: epsilon 20 at delta 1e-05 of one image, which does not hold: the mask depends on",
         ),
     ],

@@ -323,7 +323,7 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     experiments = [config.read(None, shlex.split(command)[2:]) for command in commands]
     assert [e.weighting for e in experiments] == ["auto", "uniform"] and not list(tmp_path.iterdir())
     text = fedlens(*which)
-    assert all((tmp_path / e.out / "result.json").exists() for e in experiments)
+    assert all((tmp_path / e.execution.out / "result.json").exists() for e in experiments)
     assert config.read(tmp_path / experiments[1].execution.out / "config.yaml") == experiments[1].resolved()
     assert "| uniform |" in text and fedlens(*which, "--dry-run").strip() == ""
     assert "- Failed: fedavg" in fedlens(*which, "cohort=99", code=1)

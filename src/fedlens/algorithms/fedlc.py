@@ -31,16 +31,18 @@ class FedLC:
     base: Recipe = FedAvg()
     tau: NonNegative = 1.0  # of the margin tau / count^(1/4)
     denominator: Denominator = "all"  # others: without the true class, as printed
-    floor: NonNegative = 0.0  # the count of a missing class; 0 leaves it out of the loss
+    min_count: NonNegative = 0.0  # the count of a missing class; 0 leaves it out of the loss
 
-    presets: ClassVar[dict[str, dict[str, Any]]] = {"printed": {"denominator": "others", "floor": 1e-8}}
+    presets: ClassVar[dict[str, dict[str, Any]]] = {"printed": {"denominator": "others", "min_count": 1e-8}}
 
     def __post_init__(self):
-        if self.denominator == "others" and not self.floor:
-            raise BadInput("fedlc: denominator=others needs floor above 0, or a client of one class divides by nothing")
+        if self.denominator == "others" and not self.min_count:
+            raise BadInput(
+                "fedlc: denominator=others needs min_count above 0, or a client of one class divides by nothing"
+            )
 
     def stages(self, plan):
-        objective = Calibrated(plan.objective, self.tau, self.denominator, self.floor)
+        objective = Calibrated(plan.objective, self.tau, self.denominator, self.min_count)
         yield from self.base.stages(replace(plan, objective=objective))
 
 
@@ -64,7 +66,7 @@ class Counted:
 class Calibrated(Counted):
     tau: float = 1.0
     denominator: Denominator = "all"
-    floor: float = 0.0
+    min_count: float = 0.0
 
     def __call__(self, client, weights, batch, out):
         if not self.tau:
@@ -79,5 +81,5 @@ class Calibrated(Counted):
 
     def margins(self, counts: Tensor, truth: Tensor) -> Tensor:
         """[examples, classes]. No example loses its own class: one that is held back may have a class of its own."""
-        margins = self.tau * counts.clamp(min=self.floor) ** -0.25
-        return margins.expand(truth.shape).masked_fill(truth & (counts == 0), 0) if not self.floor else margins
+        margins = self.tau * counts.clamp(min=self.min_count) ** -0.25
+        return margins.expand(truth.shape).masked_fill(truth & (counts == 0), 0) if not self.min_count else margins
