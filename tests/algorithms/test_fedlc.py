@@ -36,7 +36,7 @@ def test_fedlc():
 
 def test_as_printed():
     """The preset, in a short world: its loss has no lower bound and runs away."""
-    recipe, world = FedLC(tau=0.05, **FedLC.presets["printed"]), replace(WORLD, momentum=0.0, steps=2)
+    recipe, world = FedLC(tau=0.05, **FedLC.presets["paper"]), replace(WORLD, momentum=0.0, steps=2)
     assert_same(world.run(recipe).values, plain_loop(world, calibrated(0.05, 1e-8, others=True)))
 
 
@@ -108,4 +108,4 @@ def test_refused():
         config.read(None, ["algorithm=fedlc", "algorithm.denominator=others"])
     with pytest.raises(BadInput, match="name one of them, and once"):
         list(FedLC(FedRS()).stages(WORLD.stage()))
-    assert config.read(None, ["algorithm=fedlc/printed"]).algorithm == FedLC(denominator="others", floor=1e-8)
+    assert config.read(None, ["algorithm=fedlc/paper"]).algorithm == FedLC(denominator="others", floor=1e-8)
