@@ -221,8 +221,12 @@ class Experiment:
         """What the methods of all stages have to say about clients of these sizes, each thing once."""
         stages = dict.fromkeys(turn.stage for turn in self.timetable())
         pairs = ((stage, part) for stage in stages for part in chain(stage.algorithm) if hasattr(part, "start_notes"))
-        said = (part.start_notes([stage.local_steps(size) for size in sizes]) for stage, part in pairs)
-        return tuple(dict.fromkeys(note for notes in said for note in notes))
+        said = [
+            note
+            for stage, part in pairs
+            for note in (*part.start_notes([stage.local_steps(size) for size in sizes]), *_momentum_note(stage, part))
+        ]
+        return tuple(dict.fromkeys(said))
 
     @property
     def needs_public_data(self) -> bool:
@@ -310,3 +314,11 @@ def devices(device: str) -> list[str]:
 def room_for_images(device: str) -> float:
     """Bytes: half of what is free on every GPU, the rest is for training. A CPU reads them where they are mapped."""
     return min(torch.cuda.mem_get_info(each)[0] / 2 for each in devices(device)) if device != "cpu" else float("inf")
+
+
+def _momentum_note(stage: Stage, part: Any) -> list[str]:
+    """What to say where local steps have a momentum that the method does not mean."""
+    momentum = getattr(stage.optimizer, "momentum", 0)
+    if not momentum or getattr(part, "wants_momentum", True):
+        return []
+    return [f"{name_of(part)} means plain local steps, and local.momentum is {momentum:g}: try local.momentum=0"]

@@ -112,6 +112,14 @@ def test_the_textbook_notices():
     assert max(far(WORLD.run(StepsOfTheFirst(alpha=0.3)).values, fedcm(WORLD, 0.3)).values()) > 1e-4
 
 
+def test_a_momentum_that_it_does_not_mean_is_spoken_of():
+    usual, plain = (config.read(None, ["algorithm=fedcm", *more]) for more in ((), ("local.momentum=0",)))
+    assert usual._start_notes([10]) == (
+        "fedcm means plain local steps, and local.momentum is 0.9: try local.momentum=0",
+    )
+    assert plain._start_notes([10]) == () == config.read(None, ["algorithm=fedavg"])._start_notes([10])
+
+
 def test_refused():
     with pytest.raises(BadInput, match=r"needs local\.optimizer=sgd"):
         list(FedCM().stages(replace(WORLD.stage(), optimizer=Adam())))

@@ -36,7 +36,7 @@ def test_fedlc():
 
 def test_as_printed():
     """The preset, in a short world: its loss has no lower bound and runs away."""
-    recipe, world = FedLC(tau=0.05, **FedLC.presets["printed"]), replace(WORLD, momentum=0.0, steps=2)
+    recipe, world = FedLC(tau=0.05, **FedLC.presets["paper"]), replace(WORLD, momentum=0.0, steps=2)
     assert_same(world.run(recipe).values, plain_loop(world, calibrated(0.05, 1e-8, others=True)))
 
 
@@ -48,9 +48,7 @@ def test_without_tau_it_is_its_base():
 
 def test_by_hand():
     assert value(Calibrated(), [0, 0], 0, [1, 16])[0] == pytest.approx(0.974076984180107, abs=1e-15)
-    assert value(Calibrated(denominator="others", min_count=1e-8), [0, 0], 0, [1, 16])[0] == pytest.approx(
-        0.5, abs=1e-15
-    )
+    assert value(Calibrated(denominator="others", min_count=1e-8), [0, 0], 0, [1, 16])[0] == pytest.approx(0.5, abs=1e-15)
     assert plain([0, 0], 0) == pytest.approx(math.log(2))
 
 
@@ -110,4 +108,4 @@ def test_refused():
         config.read(None, ["algorithm=fedlc", "algorithm.denominator=others"])
     with pytest.raises(BadInput, match="name one of them, and once"):
         list(FedLC(FedRS()).stages(WORLD.stage()))
-    assert config.read(None, ["algorithm=fedlc/printed"]).algorithm == FedLC(denominator="others", min_count=1e-8)
+    assert config.read(None, ["algorithm=fedlc/paper"]).algorithm == FedLC(denominator="others", min_count=1e-8)

@@ -68,6 +68,6 @@ def test_the_textbook_notices_the_wrong_classes():
 def test_fine_tuning_uses_plain_logits_and_the_preset_is_the_authors_code():
     *_, last = FineTuned(FedRS()).stages(WORLD.stage())
     assert last.objective == cross_entropy
-    assert config.read(None, ["algorithm=fedrs/code"]).algorithm == FedRS(rule="share")
+    assert config.read(None, ["algorithm=fedrs/official"]).algorithm == FedRS(rule="share")
     with pytest.raises(BadInput, match=r"algorithm\.alpha"):
         config.read(None, ["algorithm=fedrs", "algorithm.alpha=1.5"])

@@ -27,6 +27,7 @@ class FedCM(Algorithm):
 
     default_weighting = uniformly
     needs_effective_steps = True
+    wants_momentum = False
     presets: ClassVar[dict[str, dict[str, Any]]] = {"simulator": {"clip": 10.0}}
 
     def __post_init__(self):

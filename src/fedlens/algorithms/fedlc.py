@@ -25,7 +25,7 @@ class FedLC:
     A class that the client does not have leaves its loss. Predictions, and fine-tuning by `+ft`, use plain logits.
 
     Differs from the paper: the true class stays in the denominator, as in all public code, since without it the loss
-    has no lower bound. The preset printed leaves it out.
+    has no lower bound. The preset paper leaves it out.
     """
 
     base: Recipe = FedAvg()
@@ -33,13 +33,11 @@ class FedLC:
     denominator: Denominator = "all"  # others: without the true class, as printed
     min_count: NonNegative = 0.0  # the count of a missing class; 0 leaves it out of the loss
 
-    presets: ClassVar[dict[str, dict[str, Any]]] = {"printed": {"denominator": "others", "min_count": 1e-8}}
+    presets: ClassVar[dict[str, dict[str, Any]]] = {"paper": {"denominator": "others", "min_count": 1e-8}}
 
     def __post_init__(self):
         if self.denominator == "others" and not self.min_count:
-            raise BadInput(
-                "fedlc: denominator=others needs min_count above 0, or a client of one class divides by nothing"
-            )
+            raise BadInput("fedlc: denominator=others needs min_count above 0, or a client of one class divides by nothing")
 
     def stages(self, plan):
         objective = Calibrated(plan.objective, self.tau, self.denominator, self.min_count)

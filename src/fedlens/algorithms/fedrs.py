@@ -18,14 +18,14 @@ class FedRS:
     """Li and Zhan, 2021: over any base, a client's loss scales down the logits of classes that it does not have.
 
     Clients that never see a class then push its part of the head away less. Predictions, and fine-tuning by `+ft`, use
-    plain logits. The preset code scales every class by its share, as the authors' code does.
+    plain logits. The preset official scales every class by its share, as the authors' code does.
     """
 
     base: Recipe = FedAvg()
     alpha: Share = 0.5  # the factor of a missing class
     rule: Rule = "missing"  # share: alpha + (1 - alpha) count / largest count, for every class
 
-    presets: ClassVar[dict[str, dict[str, Any]]] = {"code": {"rule": "share"}}
+    presets: ClassVar[dict[str, dict[str, Any]]] = {"official": {"rule": "share"}}
 
     def stages(self, plan):
         yield from self.base.stages(replace(plan, objective=Restricted(plan.objective, self.alpha, self.rule)))
