@@ -10,7 +10,7 @@ FedAux weighs them by is known of public images alone.
 
 from __future__ import annotations
 
-import sys
+import argparse
 
 import torch
 
@@ -67,4 +67,8 @@ def main(name: str, *words: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("method", help="feddf or fedaux")
+    parser.add_argument("words", nargs="*", help="settings of the run, such as algorithm.lr=1e-3")
+    asked = parser.parse_args()
+    main(asked.method, *asked.words)

@@ -27,6 +27,7 @@ from fedlens.engines.sequential import Sequential
 from fedlens.models import MODELS
 from fedlens.runs.diff import differences
 from fedlens.simulate import run as simulate
+from fedlens.simulate.recorder import Nobody, Progress
 
 SETTINGS = ["data=mnist5k", "clients=200", "cohort=20", "rounds=50", "model=mlp", "local.epochs=2", "local.lr=0.05"]
 SETTINGS += ["partition=dirichlet", "partition.alpha=0.5", "evaluate.personal=none", "picture=false"]
@@ -39,13 +40,13 @@ RUNS = {
 }
 
 
-class Memory(simulate.Nobody):
+class Memory(Nobody):
     """Resident MiB after every round."""
 
     def __init__(self) -> None:
         self.seen: list[float] = []
 
-    def round(self, progress: simulate.Progress) -> None:
+    def round(self, progress: Progress) -> None:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         self.seen.append(pages * 4096 / 2**20)
 

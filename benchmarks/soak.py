@@ -16,6 +16,7 @@ from fedlens import config
 from fedlens.core.errors import BadInput
 from fedlens.plots.style import COLOURS, pyplot, save
 from fedlens.simulate import run as simulate
+from fedlens.simulate.recorder import Nobody, Progress
 from memory import children, pss
 
 SETTINGS = [
@@ -43,13 +44,13 @@ def count(folder: Path) -> int:
         return 0
 
 
-class Looking(simulate.Nobody):
+class Looking(Nobody):
     """Looks at this process and those it started while they wait for the next round: no pace of theirs outruns it."""
 
     def __init__(self, run: Path):
         self.run, self.rows = run, []
 
-    def round(self, progress: simulate.Progress) -> None:
+    def round(self, progress: Progress) -> None:
         if progress.round % max(progress.rounds // LOOKS, 1) == 0:
             processes = [os.getpid(), *children(os.getpid())]
             size = sum(map(pss, processes)) / 2**20

@@ -48,7 +48,9 @@ def test_without_tau_it_is_its_base():
 
 def test_by_hand():
     assert value(Calibrated(), [0, 0], 0, [1, 16])[0] == pytest.approx(0.974076984180107, abs=1e-15)
-    assert value(Calibrated(denominator="others", min_count=1e-8), [0, 0], 0, [1, 16])[0] == pytest.approx(0.5, abs=1e-15)
+    assert value(Calibrated(denominator="others", min_count=1e-8), [0, 0], 0, [1, 16])[0] == pytest.approx(
+        0.5, abs=1e-15
+    )
     assert plain([0, 0], 0) == pytest.approx(math.log(2))
 
 
