@@ -12,6 +12,7 @@ from fedlens import config
 from fedlens.algorithms import ALGORITHMS, PSE, SPATL, FedSLS, FedXDS
 from fedlens.core.errors import BadInput
 from fedlens.core.objective import by_batches, by_examples, uniformly
+from fedlens.papers.registry import reproducible
 from fedlens.simulate.describe import preset_table
 
 PRINTED = {
@@ -132,3 +133,38 @@ def test_a_clip_norm_that_would_erase_images(norm, said):
 def test_defaults_are_not_the_papers():
     """Each default is what we would recommend; PSE's maps are taken after the ReLU."""
     assert PSE().tap == "relu" and FedSLS() == FedSLS(**FedSLS.presets["paper"])
+
+
+# ---- splits of the papers' tables ----
+def splits(grid: str) -> dict[str, str]:
+    """{column: how its clients are drawn}"""
+    found = {cell.column: cell.experiment.partition for cell in reproducible()[grid].cells()}
+    return {column: getattr(one, "dialect", type(one).__name__) for column, one in found.items()}
+
+
+def test_splits_are_those_of_text_or_code():
+    spatl = splits("spatl/accuracy")  # shares of labels; 6,000 images each; the code
+    assert {name: spatl[name] for name in ("resnet20", "resnet20-client", "resnet20-balanced")} == {
+        "resnet20": "class",
+        "resnet20-client": "client",
+        "resnet20-balanced": "balanced",
+    }
+    assert set(splits("fedxds/table1").values()) == {"balanced"}  # the code: the text says Dirichlet alone
+    assert set(splits("compose/cifar10").values()) == {"class"}  # no paper's
+    fedsls = splits("fedsls/table1")
+    assert fedsls["cifar10/0.1"] == "class" and fedsls["cifar10-client/0.1"] == "client"
+
+
+@pytest.mark.parametrize("grid", ["pse/table1", "pse/table2"])
+def test_every_client_of_pse_has_as_many_classes(grid):
+    for cell in reproducible()[grid].cells(["pse"]):
+        dealt = getattr(cell.experiment.partition, "base", cell.experiment.partition)
+        assert dealt.distinct and str(dealt.classes) == cell.column.rpartition("/")[2]
+        assert cell.experiment.algorithm == PSE(**PSE.presets["paper"])
+
+
+def test_rows_of_the_tables_are_the_papers_presets():
+    for grid, row, kind in (("fedxds/table1", "fedx_lrp", FedXDS), ("spatl/accuracy", "spatl", SPATL)):
+        assert {cell.experiment.algorithm for cell in reproducible()[grid].cells([row])} == {
+            kind(**kind.presets["paper"])
+        }

@@ -218,6 +218,9 @@ def test_two_thousand_clients_on_few_test_images_leave_some_without_and_say_so()
         (Dirichlet(0.1, 10), 101, "partition.min_size 10 for 101 clients needs 1010 training images"),
         (Quantity(0.1, 11), 100, "needs 1100 training images"),
         (Shards(11), 5, "partition.classes is 11, but made_up has only 10 classes"),
+        (Shards(11, distinct=True), 5, "partition.classes is 11, but made_up has only 10 classes"),
+        (Dirichlet(dialect="client", min_size=0), 10**6, "clients is 1000000, but made_up has"),
+        (Dirichlet(dialect="equal", min_size=0), 10**6, "clients is 1000000, but made_up has"),
         (Shards(10), 500, "need 500 shards of every class, but class '0' of made_up has 100"),
         (ByUser(), 5, "does not say who made an example"),
         (Domains(), 5, "has no domains"),
@@ -251,6 +254,30 @@ def test_shards_that_are_left_over_are_counted():
     split = Shards(3).split(images, 50, 0)
     assert split.notes == ("36 of 186 shards are left over: 360 training examples are unused",)
     assert sum(map(len, split.train)) == 62 * 30 - 360
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 12), st.integers(1, 40), st.integers(0, 3), st.data())
+def test_distinct_classes_are_dealt_whatever_the_numbers(classes, clients, seed, data):
+    size = data.draw(st.integers(1, classes))
+    images = balanced(classes=classes, train=clients + 5, test=2)
+    split = Shards(size, distinct=True).split(images, clients, seed)
+    held = counts(images, split.train)
+    assert ((held > 0).sum(1) == size).all()
+    shards = -(-clients * size // classes)
+    assert ((held > 0).sum(0) <= shards).all() and (held[held > 0] >= (clients + 5) // shards).all()
+    if clients * size % classes == 0:
+        assert held.sum() == classes * (clients + 5) and not any("left over" in note for note in split.notes)
+
+
+@pytest.mark.parametrize(("clients", "classes"), [(20, 2), (20, 4), (100, 3)])
+def test_as_dealt_before_some_clients_have_fewer_classes(clients, classes):
+    images = balanced(train=300)
+    dealt = {
+        d: (counts(images, Shards(classes, distinct=d).split(images, clients, 0).train) > 0) for d in (False, True)
+    }
+    assert (dealt[False].sum(1) < classes).any() and (dealt[True].sum(1) == classes).all()
+    assert len({tuple(row) for row in dealt[True].tolist()}) > clients // 4  # not the same few hands again and again
 
 
 # ---- by user --------------------------------------------------------------------------------------------------------

@@ -98,11 +98,13 @@ def per_client(of_class: np.ndarray, sizes: np.ndarray, alpha: float, draw: Gene
 class Shards(Partition):
     """Pathological label skew as in FedRep (Collins et al., 2021): every client gets shards of `classes` classes.
 
-    A client may draw the same class twice, so `classes` is an upper bound. Where clients * classes is no multiple of
-    the number of classes, some shards are left over and their examples stay unused.
+    A client may draw the same class twice, so `classes` is an upper bound; with `distinct` every client has that many.
+    Where clients * classes is no multiple of the number of classes, some shards are left over and their examples stay
+    unused.
     """
 
     classes: Count = 2  # per client
+    distinct: bool = False  # all shards of a client are of different classes
     name = "shards"
 
     def check(self, images, clients):
@@ -122,11 +124,33 @@ class Shards(Partition):
     def assign(self, images, clients, draw):
         of_class, shards = class_counts(images), self._per_class(images, clients)
         piles = [draw.permutation(equal_sizes(examples, shards)).tolist() for examples in of_class.tolist()]
-        cards = draw.permutation(np.repeat(np.arange(len(of_class)), shards))[: clients * self.classes]
+        if self.distinct:
+            hands = distinct_hands(np.full(len(of_class), shards), clients, self.classes, draw)
+        else:
+            cards = draw.permutation(np.repeat(np.arange(len(of_class)), shards))
+            hands = cards[: clients * self.classes].reshape(clients, self.classes)
         counts = np.zeros((clients, len(of_class)), np.int64)
-        for client, hand in enumerate(cards.reshape(clients, self.classes)):
+        for client, hand in enumerate(hands):
             for label in hand:
                 counts[client, label] += piles[label].pop()
         left, unused = sum(map(len, piles)), sum(map(sum, piles))
         notes = (f"{left} of {shards * len(of_class)} shards are left over: {unused} training examples are unused",)
         return deal(counts, images.train.numpy(), images.y.numpy(), draw), notes if left else ()
+
+
+def distinct_hands(left: np.ndarray, clients: int, size: int, draw: Generator) -> np.ndarray:
+    """[clients, size] different classes for everyone, drawn card by card from `left` cards of each class.
+
+    A class of which as many cards are left as there are clients to come goes to each of them. That is enough to never
+    get stuck, as long as there are `size` classes and clients * size cards, and no class has more cards than clients.
+    """
+    left, hands = left.copy(), []
+    for to_come in range(clients, 0, -1):
+        due = np.flatnonzero(left >= to_come)
+        due = draw.permutation(due)[:size]
+        shares = np.where(np.isin(np.arange(len(left)), due), 0, left) / max(left.sum() - left[due].sum(), 1)
+        free = draw.choice(len(left), size - len(due), replace=False, p=shares) if len(due) < size else due[:0]
+        hand = np.concatenate([due, free])
+        left[hand] -= 1
+        hands.append(draw.permutation(hand))
+    return np.stack(hands)[draw.permutation(clients)]
