@@ -37,7 +37,7 @@ class FedLC:
 
     def __post_init__(self):
         if self.denominator == "others" and not self.min_count:
-            raise BadInput("fedlc: denominator=others needs min_count above 0, or a client of one class divides by nothing")
+            raise BadInput("fedlc: denominator=others needs min_count above 0: else one class alone divides by zero")
 
     def stages(self, plan):
         objective = Calibrated(plan.objective, self.tau, self.denominator, self.min_count)
