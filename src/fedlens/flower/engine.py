@@ -131,7 +131,7 @@ class Nodes:
             if not found:
                 return None
             (reply,) = (each for each in found if each.metadata.reply_to_message_id == message)
-            return _Pulled(lost=reply.error.reason) if reply.has_error() else _Pulled(reply.content)
+            return _Pulled(lost=reply.error.reason or "no reason") if reply.has_error() else _Pulled(reply.content)
         except (httpx.HTTPError, OSError):  # the SuperLink's fault, not the node's
             raise
         except Exception as error:

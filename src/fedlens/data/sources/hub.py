@@ -64,7 +64,7 @@ class Hub(DataSource):
             raise BadInput(otherwise or f"{self.id} cannot be had from the hub ({reason})") from None
         if self.train not in parts:
             raise BadInput(
-                f"data.train is {self.train!r}, but {self.id} has no such split; {nearest(self.train, parts)}"
+                f"data.train is {self.train!r}, but {self.id} has no such split; {nearest(self.train, map(str, parts))}"
             )
         return self._decoded([parts[name] for name in (self.train, self.test) if name in parts])
 
