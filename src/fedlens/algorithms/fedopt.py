@@ -38,7 +38,7 @@ class FedOpt(Algorithm):
 
     def mean_square(self, second: Tree, square: Tree) -> Tree:
         """The next one, from the last and the square of the mean update."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not say how it averages squares")
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -116,6 +116,8 @@ class Adam(Optimizer):
     beta2: Momentum = 0.999
     epsilon: Positive = 1e-8
 
+    kernel: ClassVar = staticmethod(torch._fused_adam_)
+
     def init(self, params):
         steps = params.map(lambda p: torch.zeros((), dtype=torch.float32, device=p.device))
         return super().init(params).replace(first=params.zeros(), second=params.zeros(), steps=steps)
@@ -125,7 +127,7 @@ class Adam(Optimizer):
             return
         first, second, steps = (state[name].within(grads).leaves(grads) for name in ("first", "second", "steps"))
         torch._foreach_add_(steps, 1)
-        torch._fused_adam_(
+        self.kernel(
             params.within(grads).leaves(grads),
             grads.leaves(),
             first,
@@ -146,23 +148,4 @@ class Adam(Optimizer):
 class AdamW(Adam):
     """Loshchilov & Hutter, 2019: decay shrinks the weights themselves and stays out of the moments."""
 
-    def update_(self, params, grads, state):
-        if not grads:
-            return
-        first, second, steps = (state[name].within(grads).leaves(grads) for name in ("first", "second", "steps"))
-        torch._foreach_add_(steps, 1)
-        torch._fused_adamw_(
-            params.within(grads).leaves(grads),
-            grads.leaves(),
-            first,
-            second,
-            [],
-            steps,
-            lr=state.lr,
-            beta1=self.beta1,
-            beta2=self.beta2,
-            weight_decay=self.weight_decay,
-            eps=self.epsilon,
-            amsgrad=False,
-            maximize=False,
-        )
+    kernel: ClassVar = staticmethod(torch._fused_adamw_)
