@@ -60,6 +60,9 @@ METHODS = {
     "spatl_salient": (PAPER, "algorithm.control_upload=salient"),
     "spatl_default": ("algorithm=spatl",),
     "spatl_official": ("algorithm=spatl/official",),
+    # not in the paper: what a private predictor is worth by itself, and what training once more does
+    "fedper": ("algorithm=fedper",),
+    "fedavg+ft": ("algorithm=fedavg+ft",),
 }
 ABLATIONS = {
     "no_selection": (PAPER, "algorithm.selector=all"),
