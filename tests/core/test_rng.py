@@ -1,7 +1,18 @@
 import numpy as np
 import torch
 
-from fedlens.core.rng import fold, generator, key, normal, numpy_generator, seeded, uniform
+from fedlens.core.rng import (
+    fold,
+    generator,
+    key,
+    normal,
+    numpy_generator,
+    privacy_coins,
+    privacy_noise,
+    seeded,
+    system_noise,
+    uniform,
+)
 
 
 def splitmix64(seed: int, count: int) -> list[int]:
@@ -52,3 +63,29 @@ def test_global_generators_are_left_alone():
     generator(1), numpy_generator(1).random(3), uniform(torch.tensor(3), 4)
     assert torch.equal(torch_before, torch.get_rng_state())
     assert (numpy_before == np.random.get_state()[1]).all()  # noqa: NPY002
+
+
+# ---- noise that protects somebody ----
+def test_simulated_noise_is_the_seeds():
+    seed = torch.tensor(key("noise"))
+    assert torch.equal(privacy_noise(seed, 50), normal(seed, 50))
+    assert torch.equal(privacy_coins(seed, 50), uniform(seed, 50))
+
+
+def test_system_noise_is_nobodys_seed():
+    seed = torch.tensor(key("noise"))
+    with system_noise():
+        draws = [privacy_noise(seed, 200_000) for _ in range(2)]
+        coins = [privacy_coins(seed, 200_000) for _ in range(2)]
+    for pair in (draws, coins):
+        assert abs(torch.corrcoef(torch.stack(pair))[0, 1]) < 0.02  # the same question, other numbers
+    noise, coin = draws[0], coins[0]
+    assert noise.dtype == torch.float64 and noise.isfinite().all()
+    assert abs(noise.mean()) < 0.015 and abs(noise.var() - 1) < 0.02 and abs((noise**4).mean() - 3) < 0.15
+    assert coin.min() >= 0 and coin.max() < 1 and abs(coin.mean() - 0.5) < 0.005
+    assert torch.equal(privacy_noise(seed, 5), normal(seed, 5))  # seeded again outside
+
+
+def test_training_stays_seeded_under_system_noise():
+    with system_noise():
+        assert torch.equal(uniform(torch.tensor(3), 9), uniform(torch.tensor(3), 9))

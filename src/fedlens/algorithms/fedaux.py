@@ -15,7 +15,7 @@ from ..core.evaluate import pieces
 from ..core.fields import Count, Number, Open, Positive, Several
 from ..core.network import Network
 from ..core.optimizer import Adam
-from ..core.rng import fold, generator, key, normal, uniform
+from ..core.rng import fold, generator, key, privacy_noise, uniform
 from ..core.tree import Tree, grad
 from ..models.generators import first_weights, head_shape, passed, structure
 from ..privacy.client_level import ClientPrivacy
@@ -78,7 +78,7 @@ class FedAux:
         x = torch.cat([own, negatives]).double()
         sign = torch.cat([x.new_ones(len(own)), -x.new_ones(len(negatives))])
         fitted = logistic(x, sign, self.regularisation)
-        noisy = fitted + self.sigma(len(x)) * normal(seed, len(fitted)).to(fitted)
+        noisy = fitted + self.sigma(len(x)) * privacy_noise(seed, len(fitted)).to(fitted)
         return (others.double() @ noisy).sigmoid().float()
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -12,7 +13,7 @@ from ..core.batches import Shard
 from ..core.fields import Count, NonNegative, Positive
 from ..core.objective import weighted
 from ..core.optimizer import AdamW
-from ..core.rng import fold, normal, uniform
+from ..core.rng import fold, normal, privacy_noise, uniform
 from ..core.tree import Tree, grad, mean
 from ..models.generators import ResidualVae, Vae, first_weights, head_shape, structure
 from ..privacy.statement import SEEDED_AT_NODES, Statement
@@ -132,13 +133,13 @@ class FedFed:
         plain = (x - black) / span
         with torch.no_grad():
             rest = plain - self.again(vae, plain)[0]
-        given = [black + span * (rest + noise) for noise in self.noises(seed, x)]
+        given = [black + span * (rest + noise) for noise in self.noises(seed, x, privacy_noise)]
         return packed(torch.cat(given), y.repeat(2), self.share_as)
 
-    def noises(self, seed: Tensor, x: Tensor) -> list[Tensor]:
-        """The two that residuals like x are sent under."""
+    def noises(self, seed: Tensor, x: Tensor, draw: Callable[..., Tensor] = normal) -> list[Tensor]:
+        """The two that residuals like x are sent under; in training they protect nobody."""
         return [
-            sigma * normal(fold(seed, name), *x.shape).to(x)
+            sigma * draw(fold(seed, name), *x.shape).to(x)
             for name, sigma in (("first noise", self.sigma1), ("second noise", self.sigma2))
         ]
 

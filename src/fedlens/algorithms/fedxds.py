@@ -19,7 +19,7 @@ from ..core.errors import BadInput
 from ..core.fields import Count, NonNegative, Open, Percent, Positive
 from ..core.network import Network
 from ..core.objective import WEIGHTINGS
-from ..core.rng import fold, generator, key, normal, uniform
+from ..core.rng import fold, generator, key, normal, privacy_noise, uniform
 from ..core.tree import Tree
 from ..privacy.gaussian import analytic_sigma, classic_sigma, gaussian_epsilon, metric_delta, metric_sigma
 from ..privacy.randomised_response import randomised_response, whole_mask_epsilon
@@ -251,7 +251,7 @@ class FedXDS:
     def release(self, x: Tensor, y: Tensor, worth: Tensor, seed: Tensor) -> Tree:
         """The same where it is known what each pixel is worth."""
         x, keep = self.masked(x, worth, seed)
-        x = x + self.noise * normal(fold(seed, "noise"), *x.shape).to(x)
+        x = x + self.noise * privacy_noise(fold(seed, "noise"), *x.shape).to(x)
         return packed(x, y, self.share_as, keep if self.sparse else None)
 
     # ---- what it promises ----

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 import numpy as np
 import torch
@@ -47,6 +49,42 @@ def uniform(seed: Tensor, *shape: int) -> Tensor:
 def normal(seed: Tensor, *shape: int) -> Tensor:
     radius = (-2 * torch.log1p(-uniform(fold(seed, "radius"), *shape))).sqrt()
     return radius * torch.cos(2 * math.pi * uniform(fold(seed, "angle"), *shape))
+
+
+# ---- noise that protects somebody ----
+_SYSTEM: ContextVar[bool] = ContextVar("noise comes from the operating system", default=False)
+
+
+@contextmanager
+def system_noise() -> Iterator[None]:
+    """Within it privacy_noise and privacy_coins come from the operating system, and no seed brings them back.
+
+    For data that are really somebody's. A simulation repeats, so that its noise protects nobody.
+    """
+    token = _SYSTEM.set(True)
+    try:
+        yield
+    finally:
+        _SYSTEM.reset(token)
+
+
+def privacy_noise(seed: Tensor, *shape: int) -> Tensor:
+    """Standard normal noise of a privacy mechanism."""
+    if not _SYSTEM.get():
+        return normal(seed, *shape)
+    radius = np.sqrt(-2 * np.log1p(-_from_system(*shape)))
+    return torch.from_numpy(radius * np.cos(2 * math.pi * _from_system(*shape))).to(seed.device)
+
+
+def privacy_coins(seed: Tensor, *shape: int) -> Tensor:
+    """Numbers in [0, 1) by which a privacy mechanism decides."""
+    return torch.from_numpy(_from_system(*shape)).to(seed.device) if _SYSTEM.get() else uniform(seed, *shape)
+
+
+def _from_system(*shape: int) -> np.ndarray:
+    """Numbers in [0, 1) with 53 random bits each."""
+    drawn = np.frombuffer(os.urandom(8 * math.prod(shape)), np.uint64) >> np.uint64(11)
+    return drawn.astype(np.float64).reshape(shape) / 2**53
 
 
 def _mix(x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from .check import shape_mismatch
 from .errors import BadInput
 from .fields import NonNegative, Positive, Share
-from .rng import fold, normal, uniform
+from .rng import fold, privacy_noise, uniform
 from .tree import Tree, clipped
 
 
@@ -72,7 +72,7 @@ class GaussianNoise(Transform):
     std: NonNegative = 0.01
 
     def pack(self, client, update):
-        return Tree({n: t + self.std * normal(self.key(client, n), *t.shape).to(t) for n, t in update.items()})
+        return Tree({n: t + self.std * privacy_noise(self.key(client, n), *t.shape).to(t) for n, t in update.items()})
 
 
 @dataclass(frozen=True)

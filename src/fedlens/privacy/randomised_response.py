@@ -7,7 +7,7 @@ import math
 from torch import Tensor
 
 from ..core.errors import BadInput
-from ..core.rng import uniform
+from ..core.rng import privacy_coins
 
 
 def flip_rate(epsilon: float) -> float:
@@ -19,7 +19,7 @@ def flip_rate(epsilon: float) -> float:
 
 def randomised_response(mask: Tensor, epsilon: float, seed: Tensor) -> Tensor:
     """The mask with every bit turned over at `flip_rate`."""
-    return mask ^ (uniform(seed, *mask.shape) < flip_rate(epsilon))
+    return mask ^ (privacy_coins(seed, *mask.shape) < flip_rate(epsilon))
 
 
 def whole_mask_epsilon(epsilon: float, kept: int, bits: int) -> float:
