@@ -24,10 +24,10 @@ from .algorithms import ALGORITHMS, FORMERLY
 from .core.algorithm import Recipe
 from .core.aliases import ALIASES, RATIOS, RENAMED
 from .core.cohort import COHORTS, Cohort
-from .core.errors import BadInput, nearest
+from .core.errors import BadInput, brief, nearest
 from .core.optimizer import SCHEDULES, Schedule
 from .core.transform import TRANSFORMS, Transform
-from .core.yaml_dialect import Dumper, Loader
+from .core.yaml_dialect import Dumper, parse_yaml, read_yaml
 from .data import DATASETS, PARTITIONS, DataSource, Partition
 from .data.partition.base import ByUser
 from .devices.profiles import DEVICES, Devices
@@ -91,26 +91,26 @@ def science(experiment: Experiment) -> dict[str, Any]:
 
 # ---- reading ----
 def _from_file(path: Path) -> list[tuple[str, Any]]:
-    if not path.is_file():
+    if not os.path.isfile(path):  # pathlib's raises for a name that is too long
         raise BadInput(_no_file(path))
     try:
-        found = yaml.load(path.read_text("utf-8"), Loader)
+        found = read_yaml(path)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f" in line {mark.line + 1}" if mark else ""
         raise BadInput(f"{path} cannot be read as YAML: {error.problem or error.context}{where}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise BadInput(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from None
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror}") from None
     if found is not None and not isinstance(found, dict):
-        what = "a list" if isinstance(found, list) else repr(found)
+        what = "a list" if isinstance(found, list) else brief(found)
         raise BadInput(f"{path} should hold keys and values such as `rounds: 20`, but it holds {what}")
     return [(_canonical(str(key)), _meant_as(str(key), value)) for key, value in _flat(found or {}).items()]
 
 
 def _no_file(path: Path) -> str:
-    if path.is_dir():
+    if os.path.isdir(path):
         run = "; go on with a run by `fedlens resume`" if (path / "config.yaml").is_file() else ""
         return f"{path} is a folder, not a YAML file{run}"
     if path.suffix.lower() in (".yaml", ".yml"):
@@ -119,7 +119,7 @@ def _no_file(path: Path) -> str:
     for key, kind in _types(Experiment).items():
         if path.name in REGISTRIES.get(kind, ()):
             return f"'{path}' is neither a YAML file nor key=value; did you mean {key}={path}?"
-    return f"'{path}' is neither a YAML file nor key=value"
+    return f"{brief(str(path))} is neither a YAML file nor key=value"
 
 
 def setting(word: str) -> tuple[str, Any]:
@@ -127,14 +127,14 @@ def setting(word: str) -> tuple[str, Any]:
     typed, equals, text = word.partition("=")
     typed = typed.strip().lstrip("-").replace("-", "_")
     if not equals or not typed:
-        raise BadInput(f"{word!r} is not of the form key=value")
+        raise BadInput(f"{brief(word)} is not of the form key=value")
     key = RENAMED.get(typed) or _canonical(typed)
     if typed in RENAMED:
         warnings.warn(f"{typed} is now called {key}", FutureWarning, stacklevel=2)
     if _types(Experiment).get(key) is str:
         return key, text  # the name of a file or a folder, as it was typed
     try:
-        value = yaml.load(text, Loader)
+        value = parse_yaml(text)
     except yaml.YAMLError:
         value = text
     return key, _meant_as(typed, text if value is None and text not in ("null", "~") else value)
@@ -246,7 +246,7 @@ def _parts(kind: type, value: Any, path: str) -> tuple:
         for name, inner in fields.items():
             if not isinstance(inner, dict | None):
                 has = ", ".join(_types(_class(kind, name, path))) or "no settings"
-                raise BadInput(f"{path}.{name} is {inner!r}, but it should be one of its settings: {has}")
+                raise BadInput(f"{path}.{name} is {brief(inner)}, but it should be one of its settings: {has}")
         value = [{**part, **(fields.get(part.get("is")) or {})} for part in named]
     return tuple(_part(kind, part, path, listed=True) for part in _listed(value))
 
@@ -284,7 +284,7 @@ def _preset(method: str, preset: str, path: str) -> dict[str, Any]:
     known = getattr(_class(Recipe, method, path), "presets", {})
     if preset not in known:
         said = nearest(preset, known) if known else "it has its defaults alone"
-        raise BadInput(f"{path} {method} has no preset {preset!r}; {said}")
+        raise BadInput(f"{path} {method} has no preset {brief(preset)}; {said}")
     return dict(known[preset])
 
 
@@ -296,7 +296,7 @@ def _class(kind: type, name: Any, path: str) -> type:
             return registry[known]
         if ":" in name:
             return _imported(kind, name, path)
-    raise BadInput(f"{path} {name!r} is unknown; {nearest(str(name), registry)}")
+    raise BadInput(f"{path} {brief(name)} is unknown; {nearest(str(name), registry)}")
 
 
 def _imported(kind: type, name: str, path: str) -> type:
@@ -308,10 +308,10 @@ def _imported(kind: type, name: str, path: str) -> type:
         found = functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
     except Exception as error:  # the user's module may raise anything
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-        raise BadInput(f"{path} {name!r} cannot be imported: {reason}") from None
+        raise BadInput(f"{path} {brief(name)} cannot be imported: {reason}") from None
     if not (isinstance(found, type) and dataclasses.is_dataclass(found) and _fits(found, kind)):
         base = "Algorithm" if kind is Recipe else kind.__name__
-        raise BadInput(f"{path} {name!r} is not a frozen dataclass derived from {base}")
+        raise BadInput(f"{path} {brief(name)} is not a frozen dataclass derived from {base}")
     return found
 
 
@@ -336,7 +336,7 @@ def _names() -> dict[type, str]:
 def _dataclass(kind: type, raw: Any, path: str, name: str = "") -> Any:
     known, prefix = _types(kind), f"{path}." if path else ""
     if not isinstance(raw, dict):
-        raise BadInput(f"{path} is {raw!r}, but it should have fields such as {', '.join(known)}")
+        raise BadInput(f"{path} is {brief(raw)}, but it should have fields such as {', '.join(known)}")
     raw = _flat(raw) if kind is Experiment else raw
     raw = {RENAMED.get(f"{prefix}{key}", f"{prefix}{key}").rpartition(".")[2]: value for key, value in raw.items()}
     for key in raw:
@@ -366,7 +366,7 @@ def _flat(raw: dict[str, Any]) -> dict[str, Any]:
     section = raw.get("execution", {})
     inner = _fields(section) if isinstance(section, Execution) else section
     if not isinstance(inner, dict):
-        raise BadInput(f"execution is {inner!r}, but it should have fields such as {', '.join(_types(Execution))}")
+        raise BadInput(f"execution is {brief(inner)}, but it should have fields such as {', '.join(_types(Execution))}")
     return {**{key: value for key, value in raw.items() if key != "execution"}, **inner}
 
 
@@ -412,7 +412,7 @@ def _scalar(kind: Any, value: Any, path: str) -> Any:
     except ValidationError as error:
         what = error.errors()[0]["msg"].replace("Input should", "it should").replace("Value error, ", "")
         what = re.sub(", (unable to|got a number with) .*", "", what).replace("a valid boolean", "true or false")
-        raise BadInput(f"{path} is {value!r}, but {what[0].lower()}{what[1:]}") from None
+        raise BadInput(f"{path} is {brief(value)}, but {what[0].lower()}{what[1:]}") from None
 
 
 @functools.lru_cache(maxsize=512)

@@ -38,6 +38,8 @@ def explain_error(error: BaseException, run: Path | None) -> int:
         return complain(f"there is not enough memory{go_on}", 1)
     if isinstance(error, OSError):
         return complain(f"{_trouble(error)}{go_on}", 1)
+    if isinstance(error, UnicodeEncodeError):
+        return complain(_unspeakable(error), 2)
     if hasattr(error, "format_message"):
         return _usage(error)
     raise error
@@ -51,6 +53,11 @@ def _trouble(error: OSError) -> str:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would complain once more at its end
         return "nobody reads the output any more"
     return f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
+
+
+def _unspeakable(error: UnicodeEncodeError) -> str:
+    """Of a name of a file, say: what is in files is UTF-8 everywhere."""
+    return f"{error.object!a} cannot be written in this locale's {error.encoding}; set PYTHONUTF8=1 or LC_ALL=C.UTF-8"
 
 
 def _usage(error: Any) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
-from pathlib import Path
+import os
 from typing import Annotated, Any
 
 import typer
@@ -15,7 +15,7 @@ CLIENTS = 20  # listed at most: they must fit a screen
 
 def is_setting(word: str) -> bool:
     """key=value; folders of runs that `fedlens reproduce` makes have a = in their names, too."""
-    return "=" in word and not Path(word).exists()
+    return "=" in word and not os.path.exists(word)
 
 
 def split_words(words: list[str] | None) -> tuple[str | None, list[str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_module
 import math
 import sys
 from collections.abc import Callable, Iterator
@@ -93,7 +92,9 @@ def _closing(result: Any, json: bool) -> None:
 
 def _privacy_lines(file: Path) -> Iterator[str]:
     """What was promised about what left, where anything but plain updates did."""
-    for said in json_module.loads(file.read_text())["statements"] if file.exists() else ():
+    from ..core.files import read_json
+
+    for said in read_json(file)["statements"] if file.exists() else ():
         if said["epsilon"] is None:
             promise = "no privacy"
         else:

@@ -193,7 +193,7 @@ class Told:
 
 def main() -> None:
     """One process: carries out the runs it is told of, one after another; orders and news are lines of JSON."""
-    told = Told(os.fdopen(os.dup(1), "w"))
+    told = Told(os.fdopen(os.dup(1), "w", encoding="utf-8"))
     os.dup2(2, 1)  # a method of the user's own may print
     for order in _orders():
         try:

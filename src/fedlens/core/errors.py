@@ -26,8 +26,17 @@ class ClientFailed(RunFailed):
         return f"client {self.client} failed in round {self.round}: {last}"
 
 
+_SHOWN = 200  # characters of what somebody typed
+
+
+def brief(value: object) -> str:
+    """As repr, shortened where nobody would read on."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 20]}... ({len(text):,} characters)"
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """A closing half-sentence: the nearest known name, or all of them."""
     known = sorted(known)
-    close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name[:_SHOWN].lower(), known, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"

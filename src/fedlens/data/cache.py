@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ..core.files import read_json
 from .images import Decoded, Found, Images
 
 VERSION = 1  # of the layout below and of how files are decoded; a new number makes every old copy a stranger
@@ -133,7 +134,7 @@ def _store(folder: Path, header: Header, arrays: dict[str, np.ndarray]) -> None:
                 np.save(file, array)
                 file.flush()
                 os.fsync(file.fileno())
-        (aside / "header.json").write_text(json.dumps(vars(header)))
+        (aside / "header.json").write_text(json.dumps(vars(header)), "utf-8")
         _rename(aside, folder)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
@@ -172,7 +173,7 @@ def _tidy(folder: Path) -> None:
 def opened(folder: Path) -> tuple[Header, dict[str, np.ndarray]] | None:
     """Header and mapped arrays of a copy that is whole and undamaged."""
     try:
-        stored = json.loads((folder / "header.json").read_text())
+        stored = read_json(folder / "header.json")
         # Older copies do not say what was scaled, nor names; that is not worth a second download.
         stored = {"scaled": "", "owner_names": (), **stored}
         lists = {name: tuple(stored[name]) for name in ("classes", "mean", "std", "owner_names")}

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ..core.errors import BadInput
+from ..core.files import read_json
 from .images import Images
 
 
@@ -43,14 +44,14 @@ class Split:
         content = {"format": "fedlens split", "version": 1, "hash": self.hash, **about, "notes": notes}
         content |= {part: [shard.tolist() for shard in getattr(self, part)] for part in ("train", "test")}
         aside = Path(f"{path}.{os.getpid()}.part")
-        aside.write_text(json.dumps(content, separators=(",", ":")))
+        aside.write_text(json.dumps(content, separators=(",", ":")), encoding="utf-8")
         os.replace(aside, path)
 
     @classmethod
     def load(cls, path: str | Path, images: Images | None = None) -> Split:
         """From JSON; refused when it was changed, or when it does not fit `images`."""
         try:
-            content = json.loads(Path(path).read_text())
+            content = read_json(path)
         except OSError as error:
             raise BadInput(f"the split file {path} cannot be read ({error.strerror})") from None
         except ValueError:

@@ -174,7 +174,7 @@ def _secret(storage: Path) -> str:
         storage.mkdir(parents=True, exist_ok=True)
         write_atomic(path, secrets.token_hex(32).encode(), durable=True)
         path.chmod(0o600)
-    return path.read_text()
+    return path.read_text("utf-8")
 
 
 def _account(folder: Path, job: Job, limit: float) -> None:
@@ -184,7 +184,7 @@ def _account(folder: Path, job: Job, limit: float) -> None:
         raise BadInput("its policy asks for privacy, and what is asked here has no noise")
     path = folder / "releases"
     asked = f"{job.round} {hashlib.sha256(encode(job.download)).hexdigest()}"
-    before = path.read_text().splitlines() if path.exists() else []
+    before = path.read_text("utf-8").splitlines() if path.exists() else []
     if asked in before:
         return
     if epsilon(dp, len(before) + 1) > limit:

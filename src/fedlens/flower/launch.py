@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import BadInput, RunFailed
+from ..core.files import read_json
 
 # Telemetry, the question for updates and installing packages at run time are off unless somebody turns them on.
 ENVIRONMENT = {
@@ -84,7 +85,7 @@ class Link:
     @classmethod
     def of(cls, folder: Path) -> Link:
         try:
-            return cls(**json.loads((folder / "link.json").read_text()))
+            return cls(**read_json(folder / "link.json"))
         except (OSError, ValueError, TypeError):
             raise BadInput(f"{folder} is no part of a federation: `fedlens deploy init` writes link.json") from None
 
@@ -110,18 +111,20 @@ def init(folder: Path, words: Sequence[str], host: str, port: int, listen: str =
     experiment = config.read(None, settings)
     app = folder / "server" / "app"
     (app / "federation").mkdir(parents=True)
-    (app / "pyproject.toml").write_text(_APP.format(settings=json.dumps(shlex.join(settings))))
-    (app / "README.md").write_text("A FedLens federation. Made by `fedlens deploy init`.\n")
+    (app / "pyproject.toml").write_text(_APP.format(settings=json.dumps(shlex.join(settings))), "utf-8")
+    (app / "README.md").write_text("A FedLens federation. Made by `fedlens deploy init`.\n", "utf-8")
     (app / "federation" / "__init__.py").touch()
     for side in ("server_app", "client_app"):
-        (app / "federation" / f"{side}.py").write_text(f"from fedlens.flower import {side}\n\napp = {side}.app\n")
+        (app / "federation" / f"{side}.py").write_text(
+            f"from fedlens.flower import {side}\n\napp = {side}.app\n", "utf-8"
+        )
     link = json.dumps({"host": host, "port": port, "listen": listen or host}) + "\n"
-    (folder / "server" / "link.json").write_text(link)
+    (folder / "server" / "link.json").write_text(link, "utf-8")
     for client in range(experiment.clients):
         place = folder / "nodes" / str(client)
         place.mkdir(parents=True)
-        (place / "link.json").write_text(link)
-        (place / "node.yaml").write_text(_NODE.format(client=client, storage="storage"))
+        (place / "link.json").write_text(link, "utf-8")
+        (place / "node.yaml").write_text(_NODE.format(client=client, storage="storage"), "utf-8")
     return app
 
 
@@ -158,7 +161,7 @@ def server_environment(folder: Path) -> dict[str, str]:
     ca = json.dumps(str((folder / "server" / "ca.crt").resolve()))
     address = json.dumps(Link.of(folder / "server").address)
     text = f'[superlink]\ndefault = "{_CONNECTION}"\n\n[superlink.{_CONNECTION}]\n'
-    (home / "config.toml").write_text(f"{text}address = {address}\nroot-certificates = {ca}\n")
+    (home / "config.toml").write_text(f"{text}address = {address}\nroot-certificates = {ca}\n", "utf-8")
     return {**ENVIRONMENT, "FLWR_HOME": str(home)}
 
 
@@ -281,12 +284,12 @@ def start(place: Path, name: str, command: Sequence[str], environment: dict[str,
     """In the background; its output goes to NAME.log, its number to NAME.pid."""
     if (pid := running(place, name)) is not None:
         raise BadInput(f"{place / name} runs already, as process {pid}; `fedlens deploy stop` ends it")
-    with open(place / f"{name}.log", "a") as log:
+    with open(place / f"{name}.log", "a", encoding="utf-8") as log:
         process = subprocess.Popen(
             command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment_of(environment), cwd=place,
             start_new_session=True,
         )  # fmt: skip
-    (place / f"{name}.pid").write_text(json.dumps({"pid": process.pid, "command": Path(command[0]).name}))
+    (place / f"{name}.pid").write_text(json.dumps({"pid": process.pid, "command": Path(command[0]).name}), "utf-8")
     return process.pid
 
 
@@ -314,7 +317,7 @@ def environment_of(more: dict[str, str]) -> dict[str, str]:
 def running(place: Path, name: str) -> int | None:
     """The process that was started here under this name, when it still runs."""
     try:
-        found = json.loads((place / f"{name}.pid").read_text())
+        found = read_json(place / f"{name}.pid")
     except (OSError, ValueError):
         return None
     return found["pid"] if is_running(found["pid"], found["command"]) else None
@@ -378,6 +381,6 @@ def _out(folder: Path) -> Path:
 
     from .. import config
 
-    text = (folder / "server" / "app" / "pyproject.toml").read_text()
+    text = (folder / "server" / "app" / "pyproject.toml").read_text("utf-8")
     settings = tomllib.loads(text)["tool"]["flwr"]["app"]["config"]["settings"]
     return Path(config.read(None, shlex.split(settings)).execution.out)

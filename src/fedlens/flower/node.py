@@ -18,6 +18,7 @@ from ..core.errors import BadInput, nearest
 from ..core.fields import Number, Positive
 from ..core.rng import key
 from ..core.tree import Tree
+from ..core.yaml_dialect import read_yaml
 from ..data import PARTITIONS, DataSource, Images
 from ..experiment import Experiment
 from ..privacy.accounting import Release, total_epsilon
@@ -129,10 +130,10 @@ class Node:
     @classmethod
     def read(cls, path: Path) -> Node:
         try:
-            raw = yaml.safe_load(path.read_text())
+            raw = read_yaml(path)
         except FileNotFoundError:
             raise BadInput(f"there is no file {path}") from None
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
+        except (yaml.YAMLError, ValueError) as error:
             raise BadInput(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from None
         if not isinstance(raw, dict) or "client" not in raw:
             raise BadInput(f"{path} must say which client this node is, such as `client: 0`")

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import shlex
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from flwr.serverapp import Grid, ServerApp
 from .. import config
 from ..core.check import MIB
 from ..core.errors import BadInput
+from ..core.files import read_json
 from ..core.ledger import Ledger
 from ..core.tree import Tree
 from ..data import PARTITIONS, Images
@@ -132,7 +132,7 @@ class _Book:
 
     def __init__(self, folder: RunFolder, flower_run: int | None):
         self.folder, path = folder, folder.path / "federation.json"
-        card = json.loads(path.read_text()) if path.exists() else {"run": secrets.token_hex(8), "flower_runs": []}
+        card = read_json(path) if path.exists() else {"run": secrets.token_hex(8), "flower_runs": []}
         self.run: str = card["run"]
         self.flower_runs: list[int] = card["flower_runs"] + ([] if flower_run is None else [flower_run])
         folder.write_json("federation.json", {"run": self.run, "flower_runs": self.flower_runs})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -14,6 +13,7 @@ from ..core.cohort import Cohort
 from ..core.engine import Job, Reply
 from ..core.errors import BadInput, RunFailed
 from ..core.evaluate import Evaluate
+from ..core.files import read_json
 from ..core.rng import key
 from ..core.run import Turn
 from ..core.transform import Clip, GaussianNoise
@@ -32,7 +32,7 @@ class Disclosure:
         self.answers: dict[str, list[str]] = {}  # errand -> what clients answered, as it is
         if path.exists():
             try:
-                self.answers = json.loads(path.read_text())["answers_as_they_are"]
+                self.answers = read_json(path)["answers_as_they_are"]
             except (ValueError, KeyError):
                 raise BadInput(f"{path} is damaged; remove it, and it is written anew") from None
 

@@ -13,7 +13,6 @@ begin when nothing is known, for each kind of model; each result is one comparis
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import shlex
@@ -28,7 +27,7 @@ import yaml
 from .. import config
 from ..algorithms import ALGORITHMS
 from ..core.errors import BadInput
-from ..core.files import write_json
+from ..core.files import parse_json, read_json, write_json
 from ..data import skew
 from ..experiment import Experiment
 from ..simulate.describe import describe
@@ -73,7 +72,7 @@ def _packaged() -> dict[str, Any]:
 def read(text: str, name: str) -> dict[str, Any]:
     """A file of evidence; refuses what is none, or of another version."""
     try:
-        content = json.loads(text)
+        content = parse_json(text)
     except ValueError:
         raise BadInput(f"{name} is not JSON; it should be a file of evidence") from None
     if not isinstance(content, dict) or content.get("format") != 1 or not isinstance(content.get("results"), list):
@@ -251,7 +250,7 @@ _UPDATES = {"delta", "weight", "control", "kept", "(header)"}  # what describes 
 def results_of(folder: Path, source: str) -> list[dict[str, Any]]:
     """Those of a finished comparison: one for each setting."""
     try:
-        content = json.loads((folder / "compare.json").read_text())
+        content = read_json(folder / "compare.json")
     except FileNotFoundError:
         raise BadInput(f"{folder} holds no comparison: there is no compare.json in it") from None
     except ValueError:
@@ -294,7 +293,7 @@ def _told(partition: Any) -> str:
 
 def add(folder: Path, file: Path, source: str) -> int:
     """Lay a comparison's results beside those of a file of evidence; what this source said before is replaced."""
-    before = read(file.read_text(), str(file)) if file.exists() else {"format": 1, "results": []}
+    before = read(file.read_text("utf-8"), str(file)) if file.exists() else {"format": 1, "results": []}
     new = results_of(folder, source)
     kept = [result for result in before["results"] if result["source"] != source]
     write_json(file, {**before, "results": [*kept, *new]})

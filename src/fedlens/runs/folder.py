@@ -23,7 +23,7 @@ import torch
 
 from .. import __version__, config
 from ..core.errors import BadInput
-from ..core.files import write_atomic, write_json
+from ..core.files import read_json, write_atomic, write_json
 from ..core.ledger import Ledger
 from ..core.memories import Memories, prune
 from ..core.tree import Tree
@@ -82,7 +82,7 @@ class RunFolder:
         Only of one that made its folder, or found it empty: what was there before is somebody's.
         """
         log = self.path / "log.txt"
-        began = log.exists() and any(line.startswith("round ") for line in log.read_text().splitlines())
+        began = log.exists() and any(line.startswith("round ") for line in log.read_text("utf-8").splitlines())
         if self._is_new and not began:
             shutil.rmtree(self.path, ignore_errors=True)
 
@@ -99,7 +99,7 @@ class RunFolder:
     def _format(self) -> int:
         """1 where a passport does not say, is damaged or not there yet: that is said where it is needed."""
         try:
-            return int(json.loads((self.path / "passport.json").read_text()).get("format", 1))
+            return int(read_json(self.path / "passport.json").get("format", 1))
         except (OSError, ValueError, AttributeError, TypeError):
             return 1
 
@@ -135,14 +135,14 @@ class RunFolder:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """One process at a time: two would write over each other. A lock dies with its process."""
-        with open(self.path / "lock", "a") as file:
+        with open(self.path / "lock", "a", encoding="utf-8") as file:
             # The live page holds it for a moment, to see whether the run runs.
             if not any(_lock(file) or time.sleep(0.05) for _ in range(4)):
                 raise BadInput(f"{self.path} is being run by another process")
             yield
 
     def log(self, line: str) -> None:
-        with open(self.path / "log.txt", "a") as file:
+        with open(self.path / "log.txt", "a", encoding="utf-8") as file:
             file.write(line + "\n")
 
     def metrics(self) -> pa.Table:
@@ -251,10 +251,10 @@ class RunFolder:
 
     def read_json(self, name: str) -> Any:
         try:
-            return json.loads((self.path / name).read_text())
+            return read_json(self.path / name)
         except FileNotFoundError:
             raise BadInput(f"{self.path} is incomplete: {name} is missing") from None
-        except (json.JSONDecodeError, UnicodeDecodeError):
+        except ValueError:
             raise BadInput(f"{self.path / name} is damaged: it is not JSON") from None
 
 
@@ -321,7 +321,7 @@ def _version(name: str) -> str:
 
 def _processor() -> str:
     if sys.platform == "linux":
-        with contextlib.suppress(OSError, StopIteration), open("/proc/cpuinfo") as lines:
+        with contextlib.suppress(OSError, StopIteration), open("/proc/cpuinfo", encoding="utf-8") as lines:
             return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return platform.processor()
 

@@ -19,6 +19,7 @@ import yaml
 
 from .. import config
 from ..core.errors import BadInput
+from ..core.yaml_dialect import read_yaml
 from ..experiment import Experiment
 from .folder import RunFolder
 
@@ -54,10 +55,10 @@ def _below(path: Path) -> Iterator[Path]:
 def settings_of(path: Path) -> dict[str, Any]:
     """What config.yaml says, also where a method of the user's own cannot be imported here."""
     try:
-        found = yaml.safe_load((path / "config.yaml").read_text("utf-8"))
+        found = read_yaml(path / "config.yaml")
     except FileNotFoundError:
         raise BadInput("config.yaml is missing") from None
-    except (yaml.YAMLError, UnicodeDecodeError):
+    except (yaml.YAMLError, ValueError):
         raise BadInput("config.yaml is damaged: it is not YAML") from None
     if not isinstance(found, dict) or not isinstance(found.get("algorithm"), dict):
         raise BadInput("config.yaml is damaged: it names no algorithm")

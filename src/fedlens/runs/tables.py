@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ BYTES = pa.schema(
         ("header", pa.int64()),
     ]
 )
+_NAME = re.compile(r"[0-9]{6,}-[0-9]{6,}\.parquet", re.ASCII)
 _PARTS = 64  # merged into one when there are more: a long run must not leave thousands of files
 
 
@@ -121,7 +123,8 @@ def read_part(part: Path, schema: pa.Schema) -> pa.Table:
 
 
 def _parts(folder: Path) -> list[Path]:
-    return sorted(folder.glob("??????-??????.parquet"))
+    """Files of other names are none of ours."""
+    return sorted(path for path in folder.glob("*.parquet") if _NAME.fullmatch(path.name))
 
 
 def span(part: Path) -> tuple[int, int]:

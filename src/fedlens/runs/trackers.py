@@ -56,10 +56,10 @@ class MLflow:
         experiment = known.experiment_id if known else self.client.create_experiment("fedlens")
         place = folder / "mlflow-run"
         if round and place.exists():
-            self.run = place.read_text()
+            self.run = place.read_text("utf-8")
             return
         self.run = self.client.create_run(experiment, run_name=folder.name).info.run_id
-        place.write_text(self.run)
+        place.write_text(self.run, "utf-8")
         for key, value in settings.items():
             self.client.log_param(self.run, key, value)
 

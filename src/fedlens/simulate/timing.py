@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import NamedTuple
 from .. import config
 from ..core.algorithm import Stage
 from ..core.errors import BadInput
+from ..core.files import read_json
 from ..core.ledger import Entry
 from ..data import Images
 from ..devices.clock import ClientWork, Clock, Seconds, count_work
@@ -46,7 +46,7 @@ def timing(path: str | Path, devices: Devices) -> Timing:
     folder = RunFolder.open(path)
     experiment = config.read(folder.config)
     try:
-        sizes = [sum(row) for row in json.loads((folder.path / "label_counts.json").read_text())]
+        sizes = [sum(row) for row in read_json(folder.path / "label_counts.json")]
     except FileNotFoundError:
         raise BadInput(f"{folder.path} is incomplete: label_counts.json is missing") from None
     clock = clock_of(experiment, experiment.data.load(), sizes, devices)

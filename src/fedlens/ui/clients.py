@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..core.errors import BadInput, nearest
-from ..core.files import finite
+from ..core.files import finite, read_json
 from ..report.thumbnails import KINDS
 from ..runs import tables
 from ..runs.folder import RunFolder
@@ -111,7 +110,7 @@ def _read_counts(path: Path, _changed: int) -> np.ndarray:
 def _weight(run: Path, number: int) -> float | None:
     """Its share of an average as the method weighed it, where `fedlens explain` has left that."""
     try:
-        return float(json.loads((run / "figures" / "explain-weights.json").read_text())["used"][str(number)])
+        return float(read_json(run / "figures" / "explain-weights.json")["used"][str(number)])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

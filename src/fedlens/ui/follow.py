@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
@@ -14,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..core.errors import BadInput
-from ..core.files import finite
+from ..core.files import finite, open_regular, read_json
 from ..plots.style import place_of
 from ..runs import read, tables
 from ..runs.read import DAMAGE, columns, flat, measure_of, method_of, settings_of, thinned
@@ -57,7 +56,7 @@ class Followed:
         """Read what is new; whether anything is."""
         before, stamps = self.row, dict(self._stamps)
         self._on_change("config.yaml", self._read_settings)
-        self._on_change("passport.json", lambda: json.loads((self.path / "passport.json").read_text()))
+        self._on_change("passport.json", lambda: read_json(self.path / "passport.json"))
         self._on_change("result.json", self._read_result)
         self._on_change("log.txt", self._read_log)
         self._on_change("metrics.parquet", self._read_metrics)
@@ -113,7 +112,7 @@ class Followed:
         }
 
     def _read_result(self) -> None:
-        self._result = json.loads((self.path / "result.json").read_text())["rounds"]
+        self._result = read_json(self.path / "result.json")["rounds"]
 
     def _read_log(self) -> None:
         stamp = self._stamps["log.txt"]
@@ -121,7 +120,7 @@ class Followed:
         if stamp[2] != self._log_file or stamp[1] < self._log_end:  # another run is in its place
             self._forget(0)
             self._logged, self._last_words, self.notes, self._log_file, self._log_end = {}, "", [], stamp[2], 0
-        with open(self.path / "log.txt", "rb") as file:
+        with open_regular(self.path / "log.txt") as file:
             file.seek(self._log_end)
             whole, end, _ = file.read().rpartition(b"\n")  # the last line may be half-written
         self._log_end += len(whole) + len(end)
@@ -266,11 +265,11 @@ def is_locked(lock: Path) -> bool:
         log = lock.with_name("log.txt")
         return log.exists() and time.time() - log.stat().st_mtime < 60
     try:
-        with open(lock) as file:
+        with open_regular(lock) as file:
             # Let go at once: a run that begins in these microseconds would take us for another process at work on it.
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:
+    except (OSError, ValueError):
         return False
     return False

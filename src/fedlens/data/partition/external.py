@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...core.errors import BadInput, nearest
+from ...core.files import read_bytes, read_json
 from ..images import Images
 from ..paths import own_path
 from ..pickles import unpickled
@@ -33,7 +33,7 @@ class FlBench(Partition):
         if not file.is_file():
             raise BadInput(f"partition.path is {self.path!r}, but there is no partition.pkl in it")
         self._check_arguments(file.parent / "args.json", images)
-        content = unpickled(file.read_bytes(), file)
+        content = unpickled(read_bytes(file), file)
         try:
             shards = [
                 [np.asarray(one[part], np.int64) for part in ("train", "test")] for one in content["data_indices"]
@@ -51,7 +51,7 @@ class FlBench(Partition):
     def _check_arguments(self, file: Path, images: Images) -> None:
         """Where the folder says which data it is for, it must be ours."""
         try:
-            made_for = json.loads(file.read_text()).get("dataset") if file.is_file() else None
+            made_for = read_json(file).get("dataset") if file.is_file() else None
         except (ValueError, AttributeError):
             raise BadInput(f"{file} is not JSON; make the partition again") from None
         known = "fashion_mnist" if made_for == "fmnist" else made_for

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 
 from ...core.errors import BadInput
 from ...core.fields import Share
+from ...core.files import read_json
 from ...core.rng import key
 from ..formats import stratified
 from ..images import Decoded, Found
@@ -29,7 +29,7 @@ def leaf_users(files: list[Path]) -> Iterator[tuple[str, list[Any], list[int], P
     """(user, x, y, file), file by file."""
     for file in files:
         try:
-            content = json.loads(file.read_text())
+            content = read_json(file)
             users = [
                 (user, content["user_data"][user]["x"], content["user_data"][user]["y"]) for user in content["users"]
             ]

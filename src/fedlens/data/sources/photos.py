@@ -77,7 +77,7 @@ class TinyImagenet(Named):
         annotations = folder / "val_annotations.txt"
         if not annotations.is_file() or not (folder / "images").is_dir():
             return list_classes(folder, test=True)
-        lines = [line.split("\t") for line in annotations.read_text().splitlines() if line.strip()]
+        lines = [line.split("\t") for line in annotations.read_text("utf-8").splitlines() if line.strip()]
         return [Listed(inside(folder / "images", line[0], annotations), line[1], test=True) for line in lines]
 
     def _packed(self, *files: Path) -> Decoded:
@@ -105,7 +105,7 @@ def parquet(file: Path) -> Any:
 
 def _words(file: Path) -> dict[str, str]:
     """The first word for each class of WordNet."""
-    lines = [line.split("\t") for line in file.read_text().splitlines()] if file.is_file() else []
+    lines = [line.split("\t") for line in file.read_text("utf-8").splitlines()] if file.is_file() else []
     return {line[0]: line[1].split(",")[0] for line in lines if len(line) > 1}
 
 
@@ -143,12 +143,12 @@ class Celeba(Named):
         return Decoded(x, y, train, test, self.classes, users, owner_names=names)
 
     def _whole(self, folder: Path, attributes: Path, identities: Path) -> Decoded:
-        lines = attributes.read_text().splitlines()
+        lines = attributes.read_text("utf-8").splitlines()
         column = lines[1].split().index("Smiling") + 1 if len(lines) > 1 and "Smiling" in lines[1].split() else 0
         if not column:
             raise BadInput(f"{attributes} has no column Smiling; fetch it again")
         smiles = {row[0]: int(row[column] == "1") for line in lines[2:] if len(row := line.split()) > column}
-        person = {row[0]: row[1] for line in identities.read_text().splitlines() if len(row := line.split()) > 1}
+        person = {row[0]: row[1] for line in identities.read_text("utf-8").splitlines() if len(row := line.split()) > 1}
         names = sorted(smiles.keys() & person.keys())
         persons, users, counts = np.unique([person[name] for name in names], return_inverse=True, return_counts=True)
         kept = np.flatnonzero(counts[users] >= self.min_examples)
