@@ -13,6 +13,9 @@ from fedlens.algorithms import ALGORITHMS, PSE, SPATL, FedSLS, FedXDS
 from fedlens.core.errors import BadInput
 from fedlens.core.objective import by_batches, by_examples, uniformly
 from fedlens.papers.registry import reproducible
+from fedlens.papers.table import gather
+from fedlens.runs.grid import Grid
+from fedlens.selection import agent, search
 from fedlens.simulate.describe import preset_table
 
 PRINTED = {
@@ -168,3 +171,80 @@ def test_rows_of_the_tables_are_the_papers_presets():
         assert {cell.experiment.algorithm for cell in reproducible()[grid].cells([row])} == {
             kind(**kind.presets["paper"])
         }
+
+
+def settings(grid: str, row: str, column: str) -> dict[str, object]:
+    """What a table's cell really runs with, of what papers write about."""
+    (cell,) = reproducible()[grid].cells([row], [column])
+    e = cell.experiment
+    names = ("epochs", "steps", "batch_size", "lr", "momentum", "weight_decay")
+    local = {name: getattr(e.local, name) for name in names}
+    network = config.to_dict(e.model)["is"]
+    return {"rounds": e.rounds, "clients": e.clients, "cohort": e.cohort.size(e.clients), "model": network} | local
+
+
+PROTOCOLS = {
+    # Section 4.1 and GradMA's defaults: 10 steps of 64 images.
+    ("fedsls/table1", "fedsls", "cifar10/0.1"): (2000, 100, 10, "resnet18", 10, 64, 0.01, 0, 0),
+    ("fedsls/table1", "fedavg", "tiny_imagenet/0.5"): (1000, 100, 10, "resnet50", 10, 64, 0.01, 0, 0),
+    # Section 5.1, and the released code for local training.
+    ("fedxds/table1", "fedx_lrp", "cifar10/K10/0.1"): (200, 10, 5, "resnet8", 5, 64, 0.01, 0.9, 1e-4),
+    ("fedxds/table1", "fedavg", "cifar100/K100/0.05"): (200, 100, 10, "resnet8", 5, 64, 0.01, 0.9, 1e-4),
+    # Section 4.1, and the released code for batch, momentum and decay.
+    ("spatl/accuracy", "spatl", "resnet32"): (100, 10, 10, "resnet32", 10, 64, 0.005, 0.9, 1e-5),
+    ("spatl/encoders", "spatl", "vgg11-client"): (100, 10, 10, "vgg11", 10, 64, 0.01, 0.9, 1e-5),
+    # Section 3.1, and FedRep's code for batch and decay.
+    ("pse/table2", "pse", "cifar100/15"): (100, 50, 25, "pse_net", 5, 10, 0.01, 0.5, 1e-4),
+    ("pse/table2", "fedrep", "fashion_mnist/3"): (100, 100, 10, "pse_net", 5, 10, 0.01, 0.5, 1e-4),
+    ("pse/table1", "ditto", "femnist_gray_colour/5"): (100, 200, 20, "pse_net", 5, 10, 0.01, 0.5, 1e-4),
+}
+
+
+@pytest.mark.parametrize("where", PROTOCOLS, ids="/".join)
+def test_tables_run_with_the_printed_numbers(where):
+    rounds, clients, cohort, model, length, batch, rate, momentum, decay = PROTOCOLS[where]
+    found = settings(*where)
+    assert (found["steps"] or found["epochs"]) == length and bool(found["steps"]) == where[0].startswith("fedsls")
+    expected = dict(rounds=rounds, clients=clients, cohort=cohort, model=model, batch_size=batch, lr=rate)
+    expected |= dict(momentum=momentum, weight_decay=decay)
+    assert {name: found[name] for name in expected} == expected
+
+
+def test_baselines_of_pse_attend_by_equation_6():
+    """Position is in equation 7 alone, the exchange's."""
+    for cell in reproducible()["pse/table2"].cells((), ["cifar10/2"]):
+        assert cell.experiment.model.position == (cell.row == "pse"), cell.row
+
+
+def test_colour_is_added_as_the_text_says():
+    columns = reproducible()["pse/table1"].columns
+    assert "data.views=gray,added" in columns["fashion_gray_colour/3"].words
+    assert "data.views=colour,edge" in columns["fashion_colour_edge-difference/3"].words
+
+
+def test_fedavg_of_fedxds_in_both_readings():
+    """Section 2.1 prints the uniform mean; FedAvg's own paper counts by images."""
+    cells = reproducible()["fedxds/table1"].cells(("fedavg", "fedavg_uniform"), ["cifar10"])
+    found = {(cell.row, cell.experiment.weighting) for cell in cells}
+    assert found == {("fedavg", "auto"), ("fedavg_uniform", "uniform")}
+
+
+def test_every_reading_of_a_split_has_its_columns():
+    for grid in ("spatl/accuracy", "spatl/table1", "spatl/ablations", "spatl/encoders"):
+        assert set(splits(grid).values()) == {"class", "client", "balanced"}, grid
+
+
+def test_agents_learn_as_section_4_1_of_spatl_says():
+    assert (search.WAVE, agent.EPOCHS, agent.DISCOUNT, agent.CLIP, agent.SPREAD) == (20, 20, 0.99, 0.2, 0.5)
+    assert (agent.ADAM.lr, agent.ADAM.beta1, agent.ADAM.beta2) == (3e-4, 0.9, 0.999)
+
+
+@pytest.mark.parametrize("name", [name for name, one in reproducible().items() if isinstance(one, Grid)])
+def test_tables_say_what_the_paper_says_and_what_it_leaves_open(name, tmp_path):
+    grid = reproducible()[name]
+    if name.startswith("compose/"):  # no paper's
+        assert not grid.protocol
+        return
+    assert [*grid.protocol] == ["The paper says", "It leaves open"]
+    page = gather(grid, tmp_path, ()).markdown()
+    assert all(f"## {heading}" in page and f"- {lines[0]}" in page for heading, lines in grid.protocol.items())

@@ -137,6 +137,8 @@ def test_colour_is_photograph_and_digit(photographs, mix):
     behind = patches(7, (12, 12), numpy_generator(3)).astype(int)
     expected = abs(behind - x) if mix == "difference" else np.clip(behind + x, 0, 255)
     assert got.dtype == np.uint8 and (got == expected).all()
+    named = {"difference": "colour", "sum": "added"}[mix]
+    assert (VIEWS[named]()(x, numpy_generator(3)) == expected).all()
 
 
 def test_without_photographs_others_are_taken_or_asked_for(tmp_path, monkeypatch):

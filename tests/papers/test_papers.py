@@ -322,13 +322,16 @@ def test_the_command(tmp_path, monkeypatch, capsys):
         fedlens("compose/cifar10", "--rows", " , ")
     words = [word for word in SMALL if not word.startswith("evaluate.last")]
     which = ["fedsls/table1", "--rows", "fedavg,uniform", "--columns", "cifar10/0.1", *words]
-    commands = fedlens(*which, "--dry-run").splitlines()
+    said = fedlens(*which, "--dry-run").splitlines()
+    protocol = [line for line in said if line.startswith("# ")]
+    assert {line.partition(":")[0] for line in protocol} == {"# The paper says", "# It leaves open"}
+    commands = said[len(protocol) :]
     experiments = [config.read(None, shlex.split(command)[2:]) for command in commands]
     assert [e.weighting for e in experiments] == ["auto", "uniform"] and not list(tmp_path.iterdir())
     text = fedlens(*which)
     assert all((tmp_path / e.execution.out / "result.json").exists() for e in experiments)
     assert config.read(tmp_path / experiments[1].execution.out / "config.yaml") == experiments[1].resolved()
-    assert "| uniform |" in text and fedlens(*which, "--dry-run").strip() == ""
+    assert "| uniform |" in text and fedlens(*which, "--dry-run").splitlines() == protocol
     assert "- Failed: fedavg" in fedlens(*which, "cohort=99", code=1)
 
 

@@ -59,7 +59,8 @@ def reproduce(
     which = _listed("--rows", rows, asked.rows), _listed("--columns", columns, asked.columns), settings
     if dry_run:
         commands = _missing(asked, which, seeds_of(seeds), place)
-        say_json(commands) if json else print("\n".join(commands))
+        said = [f"# {heading}: {line}" for heading, lines in asked.protocol.items() for line in lines]
+        say_json(commands) if json else print("\n".join([*said, *commands]))
     else:
         _table(asked, which, seeds_of(seeds), place, json)
 

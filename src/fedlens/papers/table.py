@@ -125,6 +125,8 @@ class PaperTable:
             "about": self.grid.about,
             "measured": self.grid.measured,
             "protocol": list(self.grid.words),
+            "paper_says": list(self.grid.says),
+            "paper_leaves_open": list(self.grid.leaves_open),
             "cells": entries,
             "failures": [
                 {"row": row, "column": column, "seed": seed, "why": why} for (row, column, seed), why in self._failed()
@@ -158,7 +160,8 @@ class PaperTable:
         return found
 
     def markdown(self) -> str:
-        return "\n".join([f"# {self.grid.name}: {self.grid.about}", "", self.numbers(), *self._notes()]) + "\n"
+        head = [f"# {self.grid.name}: {self.grid.about}", "", self.numbers()]
+        return "\n".join([*head, *self._notes(), *self._protocol()]) + "\n"
 
     def numbers(self) -> str:
         """Ours and the paper's, in Markdown."""
@@ -191,6 +194,10 @@ class PaperTable:
             f"- Begun: {row}, {column}, seed {seed}: {said}." for (row, column, seed), said in self.begun.items()
         )
         yield from (f"- Failed: {row}, {column}, seed {seed}: {why}." for (row, column, seed), why in self._failed())
+
+    def _protocol(self) -> Iterator[str]:
+        for heading, lines in self.grid.protocol.items():
+            yield from ("", f"## {heading}", "", *(f"- {line}" for line in lines))
 
     def _by_column(self, said: Callable[[Cell], str]) -> Iterator[tuple[str, str]]:
         """What is said of cells, once, with the columns it holds for."""

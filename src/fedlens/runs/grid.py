@@ -84,6 +84,14 @@ class Grid:
     measured: str = "accuracy of the global model on the pooled test set, mean of the last evaluations, %"
     notes: tuple[str, ...] = ()
     elsewhere: Mapping[str, str] = field(default_factory=dict)  # rows of the paper's other tables -> table
+    says: tuple[str, ...] = ()  # what the paper says of the protocol
+    leaves_open: tuple[str, ...] = ()  # what it does not, and what is taken here
+
+    @property
+    def protocol(self) -> dict[str, tuple[str, ...]]:
+        """What the paper says and what it leaves open, under a heading each."""
+        parts = {"The paper says": self.says, "It leaves open": self.leaves_open}
+        return {heading: lines for heading, lines in parts.items() if lines}
 
     def cells(self, rows: Sequence[str] = (), columns: Sequence[str] = (), words: Sequence[str] = ()) -> list[Cell]:
         """Those of these rows and columns, or all, with `words` over them; `cifar10` stands for columns `cifar10/...`.

@@ -73,6 +73,14 @@ class Colour(View):
 
 
 @dataclass(frozen=True)
+class Added(Colour):
+    """The same with the sum of both, cut off at white: what PSE's text says."""
+
+    mix: Literal["difference", "sum"] = "sum"
+    name = "added"
+
+
+@dataclass(frozen=True)
 class Edge(View):
     """Canny's edges (1986), white on black."""
 
@@ -112,7 +120,8 @@ class Noisy(View):
         return np.clip(np.round(x + noise), 0, 255).astype(np.uint8)
 
 
-VIEWS: dict[str, type[View]] = {view.name: view for view in (AsItIs, Gray, Colour, Edge, Inverted, Rotated, Noisy)}
+_ALL = AsItIs, Gray, Colour, Added, Edge, Inverted, Rotated, Noisy
+VIEWS: dict[str, type[View]] = {view.name: view for view in _ALL}
 
 
 def canny(x: Tensor, low: float, high: float) -> Tensor:

@@ -285,7 +285,7 @@ Part = Literal["head", "all"]
 def transfer(words: Sequence[str], images: int, path: Path, *, part: Part = "head") -> list[Path]:
     """Section 4.5: encoders meet images that no client had, with a new predictor; `part` of the network trains."""
     grid = table_named(tables(), "spatl/encoders")
-    (model,) = grid.columns
+    model = next(iter(grid.columns))
     runs = {row: OpenedRun.open(run) for row, run in finished(grid, tuple(grid.rows), model, words, path).items()}
     before = {row: 100 * fairness([*client_evaluation(run.folder)[1].values()])["mean"] for row, run in runs.items()}
     new = {row: 100 * transferred(run, images, part) for row, run in runs.items()}
