@@ -4,8 +4,8 @@ python docs/cards.py                       writes docs/methods.md, docs/methods/
 python docs/cards.py --check               only says whether they are stale, by its exit code
 python docs/cards.py --measured FOLDER     first takes over the numbers of a finished `fedlens compare`
 
-What no code can say (the rule as an equation, when to use it) is in methods.yaml, what was measured in measured.json
-and in the package's evidence.
+What no code can say (the rule as an equation, when to use it, how public code differs) is in methods.yaml. What was
+measured is in measured.json and in the package's evidence.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ ONCE = {  # what the bytes that are handed out once are about
     "fedaux": f"features (down, once) and scores are of {PUBLIC} public images and grow with their number",
 }
 UNCHECKED = "Not checked against the paper itself: the rule is that of public code and of what others write about it."
+UNCOMPARED = "Not compared with public code."
 BEGIN, END = "<!-- what leaves: made by `python docs/cards.py` from the code -->", "<!-- end of what leaves -->"
 PART = "part of delta"  # where some weights stay at the client, or are left out
 REVEALS = {  # what a part of a message can tell at worst to whoever knows the method; the most telling first
@@ -100,6 +101,8 @@ def card(name: str, said: dict[str, Any], measured: dict[str, Any]) -> str:
         *([UNCHECKED] if said.get("unchecked") else []),
         "## When to use it",
         said["use"],
+        "## Beside public code",
+        said.get("public", UNCOMPARED),
         "## What it sends and keeps",
         messages(name),
         "## Settings",

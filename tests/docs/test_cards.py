@@ -163,3 +163,10 @@ def test_a_setting_in_words(cards):
         "| `algorithm.most` | none | number > 0 or none |  |",
         "| `algorithm.server_lr` | `1.0` | number > 0 | of the mean delta |",
     ]
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_card_says_how_it_stands_beside_public_code(name, cards, made):
+    told = made[ROOT / f"docs/methods/{name}.md"].partition("## Beside public code\n\n")[2].partition("\n\n## ")[0]
+    said = cards.yaml.safe_load((cards.DOCS / "methods.yaml").read_text("utf-8"))[name]
+    assert told == said.get("public", "Not compared with public code.") and len(told.split()) > 3

@@ -14,7 +14,7 @@ class FedAvgM(Algorithm):
     """
 
     beta: Share = 0.9
-    dampening: Share = 0.0  # 1 - beta gives the exponential average some public code uses
+    dampening: Share = 0.0  # as large as beta: the exponential average that some public code has
     nesterov: bool = False
 
     def setup(self, server):

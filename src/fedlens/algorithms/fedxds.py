@@ -66,11 +66,13 @@ class FedXDS:
     Three settings have names. By default images are clipped, the first convolution's LRP rule is flat and the others'
     z-plus, and only the privacy that follows from clip and noise is stated. fedxds/paper is the paper as printed: no
     clipping, the epsilon rule, a uniform mean; what it promises is unproven (docs/privacy.md says why). The paper
-    gives neither delta, nor whose class is explained, nor the warm-up's epochs and clients: 1e-5, the label's, and
-    the released code's. Shared batches are drawn with replacement.
+    gives neither delta, nor the class that is explained ("the model's prediction"), nor the warm-up's epochs and
+    clients: 1e-5, the label's, and the released code's. Shared batches are drawn with replacement.
 
-    The released code is fedxds/official, but for three things of it: integrated gradients start from all logits there,
-    a mask keeps one pixel more, and a constant map gives no number; here such a map keeps the first pixels.
+    The released code is fedxds/official, but for these. There integrated gradients start from all logits, a mask keeps
+    one pixel more, and a constant map gives no number; here such a map keeps the first pixels. There shared batches
+    come in one shuffled order again and again. There a client's own images pass RandAugment with cutout, and those of
+    the warm-up are not augmented; here `augment` holds for all rounds and has neither.
     """
 
     base: Recipe = FedAvg()

@@ -40,8 +40,11 @@ class PSE(FedPer):
     nothing else. Clients of one class or one image train like others, and so do maps of one place (images of 8 pixels).
 
     Evidence is summed over images and places, as equation 3 is printed; the paper's equation 4 moves filters after the
-    step, its equation 8 puts a weaker pull into the loss (excite=penalty). Differs from the paper, which contradicts
-    itself: the threshold is each layer's own, and a channel is excited only where the difference is more than zero.
+    step, its equation 8 puts a weaker pull into the loss (excite=penalty). The threshold has no layer's index there and
+    sums over one layer's channels: here each layer has its own. Differs from the paper: a channel is excited only where
+    the difference is more than zero, since just after the download all are zero. pse/paper takes maps at a
+    convolution's output, as its F = W * F and "the output of the last convolutional layer" say; by default they are
+    taken after the ReLU, which is what the next layer is given.
     Not compared with code of the authors: there is none, their repository holds a title alone.
     """
 

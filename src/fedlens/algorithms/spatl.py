@@ -60,10 +60,12 @@ class SPATL(Algorithm):
     operations that the smaller network really does. Rewards are accuracies of that network on images that the client
     keeps back and never trains on: a channel that is computed anyway, since another layer of a sum keeps it, is not
     silenced there, though it is not sent. A client that kept back images of one class alone learns nothing from them:
-    it takes `uniform`. By default a search of 30 episodes looks at so few images that its operations are about those of
-    a local epoch at most; spatl/paper searches longer, on more images. `l2_global` goes by the root mean square of a
-    filter's weights: by plain norms, layers whose filters have more inputs would win. The preset official is what the
-    released code does; what its agent selects never reaches the server, so that it has no agent and sends all.
+    it takes `uniform`. The paper's rewards are of a validation set that it reports accuracy on, too, and its sub-models
+    have a size that it does not give: the budget is the released code's. By default a search of 30 episodes looks at so
+    few images that its operations are about those of a local epoch at most; spatl/paper searches longer, on more
+    images. `l2_global` goes by the root mean square of a filter's weights: by plain norms, layers whose filters have
+    more inputs would win. The preset official is what the released code does; what its agent selects never reaches the
+    server, so that it has no agent and sends all.
     """
 
     selector: Selector = "rl"  # an agent, the same share of all layers, the largest norms anywhere, chance, all filters
