@@ -381,6 +381,9 @@ def test_every_experiment_survives(tmp_path_factory, experiment):
     [
         ("roundz=3", "unknown key roundz; did you mean 'rounds'?"),
         ("local.lrr=3", "unknown key local.lrr; did you mean 'local.lr'?"),
+        ("local.batch=3", "unknown key local.batch; did you mean 'local.batch_size'?"),
+        ("algorithm.eta=3", "unknown key algorithm.eta of fedavg; did you mean 'algorithm.server_lr'?"),
+        ("eta=3", "unknown key eta; did you mean 'local.lr'?"),
         ("num_client=3", "unknown key num_client; did you mean 'clients'?"),
         ("mu=0.1", "unknown key mu; did you mean 'algorithm.mu'?"),
         ("floor=0.1", "unknown key floor; did you mean 'local.schedule.floor'?"),

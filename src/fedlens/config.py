@@ -22,7 +22,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from .algorithms import ALGORITHMS, FORMERLY
 from .core.algorithm import Recipe
-from .core.aliases import ALIASES, RATIOS, RENAMED
+from .core.aliases import ALIASES, RATIOS, RENAMED, SYNONYMS
 from .core.cohort import COHORTS, Cohort
 from .core.errors import BadInput, brief, nearest
 from .core.optimizer import SCHEDULES, Schedule
@@ -372,15 +372,18 @@ def _flat(raw: dict[str, Any]) -> dict[str, Any]:
 
 def _meant(kind: type, prefix: str, key: str) -> str:
     """A closing half-sentence: where this key belongs, or the nearest one that belongs here."""
-    if alias := ALIASES.get(f"{prefix}{key}"):
+    word = SYNONYMS.get(key, key)
+    if alias := ALIASES.get(f"{prefix}{key}") or ALIASES.get(f"{prefix}{word}"):
         return f"did you mean {alias!r}?"
     registry = next((registry for registry in REGISTRIES.values() if kind in registry.values()), {})
     if owners := [name for name, part in registry.items() if key in _types(part)]:
         return f"it belongs to {', '.join(owners)}"
-    # To a part's settings those of another kind of part are nothing: uplink.dp has no use for algorithm.epsilon.
-    if elsewhere := [place for place in _places(of_parts=not registry) if place.rpartition(".")[2] == key]:
-        return f"did you mean {elsewhere[0]!r}?"
     here = {name: f"{prefix}{name}" for name in _types(kind)}
+    if alike := [place for name, place in here.items() if word in (name, *name.split("_"))]:
+        return f"did you mean {alike[0]!r}?"
+    # To a part's settings those of another kind of part are nothing: uplink.dp has no use for algorithm.epsilon.
+    if elsewhere := [place for place in _places(of_parts=not registry) if place.rpartition(".")[2] in (key, word)]:
+        return f"did you mean {elsewhere[0]!r}?"
     near = here if prefix else {**ALIASES, **here}
     if close := difflib.get_close_matches(key.lower(), near, n=1, cutoff=0.5):
         return f"did you mean {near[close[0]]!r}?"
