@@ -18,7 +18,8 @@ import torch
 from fedlens.config import read
 from fedlens.plots.style import COLOURS, pyplot, save
 from fedlens.runs.folder import RunFolder
-from fedlens.simulate.run import resume, run
+from fedlens.simulate.resume import resume
+from fedlens.simulate.run import run
 
 COMMON = (
     "data=fashion_mnist clients=50 cohort=10 rounds=30 model=cnn2 local.steps=20 local.lr=0.05 local.momentum=0.5 "

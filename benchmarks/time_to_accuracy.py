@@ -17,6 +17,7 @@ from fedlens.plots.style import COLOURS, pyplot, save
 from fedlens.runs.folder import RunFolder
 from fedlens.runs.read import bytes_until
 from fedlens.simulate import run as simulate
+from fedlens.simulate.resume import resume
 from fedlens.simulate.timing import Timing, timing
 
 METHODS = ("fedavg", "scaffold", "spatl")
@@ -89,7 +90,7 @@ def main() -> None:
     for name in METHODS:
         place = out / name
         if (place / "config.yaml").exists():
-            simulate.resume(place)
+            resume(place)
         else:
             simulate.run(config.read(None, [*SETTINGS, *words, f"algorithm={name}", f"out={place}"]))
         folders[name] = RunFolder.open(place)

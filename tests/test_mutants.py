@@ -28,6 +28,7 @@ from fedlens.runs.diff import differences
 from fedlens.runs.folder import config_hash
 from fedlens.simulate import recorder
 from fedlens.simulate import run as simulate
+from fedlens.simulate.resume import resume
 from recipes import CASES
 from small import federation, network, same
 from test_reductions import gap
@@ -171,7 +172,7 @@ def whole_run() -> Path:
 def a_resumed_run_is_the_whole():
     place, whole = Path(tempfile.mkdtemp()) / "resumed", whole_run()
     simulate.run(config.read(None, [*FEW, "rounds=2", f"out={place}"]))
-    simulate.resume(place, ["rounds=4"])
+    resume(place, ["rounds=4"])
     assert not list(differences(whole, place))
 
 

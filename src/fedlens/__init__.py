@@ -6,11 +6,13 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from .experiment import Evaluation, Execution, Experiment, LocalTraining
-    from .simulate.run import Result, resume, run
+    from .simulate.resume import resume
+    from .simulate.run import Result, run
 
 _PLACES = {
     **dict.fromkeys(("Evaluation", "Execution", "Experiment", "LocalTraining"), "experiment"),
-    **dict.fromkeys(("run", "resume", "Result"), "simulate.run"),
+    **dict.fromkeys(("run", "Result"), "simulate.run"),
+    "resume": "simulate.resume",
 }
 __all__ = ["Evaluation", "Execution", "Experiment", "LocalTraining", "Result", "__version__", "resume", "run"]
 

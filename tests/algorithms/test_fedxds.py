@@ -40,6 +40,7 @@ from fedlens.privacy.gaussian import gaussian_delta
 from fedlens.runs.diff import differences
 from fedlens.runs.folder import Checkpoint, RunFolder
 from fedlens.simulate import run as simulate
+from fedlens.simulate.resume import resume
 from small import PLAN, same
 
 PAPER, OFFICIAL, FIG2C, METRIC, BOUNDED = (
@@ -640,7 +641,7 @@ def test_a_damaged_gift_stops_the_run_and_nothing_is_lost(tmp_path, monkeypatch)
         patched.setattr(MaskedExchange, "finish", damaged)
         with pytest.raises(RunFailed, match="shared data of client 1 of 3 are damaged: x has values"):
             simulate.run(experiment(tmp_path, "hurt"))
-    simulate.resume(tmp_path / "hurt")
+    resume(tmp_path / "hurt")
     assert list(differences(tmp_path / "whole", tmp_path / "hurt")) == []
 
 

@@ -26,6 +26,7 @@ from fedlens.runs.diff import differences
 from fedlens.simulate import recorder
 from fedlens.simulate import run as simulate
 from fedlens.simulate.describe import describe
+from fedlens.simulate.resume import resume
 from fedlens.simulate.timing import work_of
 
 
@@ -46,7 +47,7 @@ def test_a_run_from_words_is_the_same_after_a_stop(name, folder, tmp_path):
 
     with pytest.raises(Stopped):
         simulate.run(config.read(None, [*asked, f"out={tmp_path / 'part'}"]), watcher=Stops())
-    simulate.resume(tmp_path / "part")
+    resume(tmp_path / "part")
     assert not list(differences(tmp_path / "whole", tmp_path / "part"))
     passport = json.loads((tmp_path / "whole" / "passport.json").read_text())
     assert ("auxiliary" in passport) == (name in ("feddf", "fedaux"))

@@ -41,6 +41,7 @@ from fedlens.models import MODELS
 from fedlens.privacy.client_level import ClientPrivacy
 from fedlens.runs.transcript import Recording, Transcript, recorded
 from fedlens.simulate import run as simulate
+from fedlens.simulate.resume import resume
 
 CLASSES, SIDE = 4, 12
 
@@ -196,7 +197,7 @@ def test_a_resumed_run_has_the_same_transcript(tmp_path):
     for name, rounds in (("whole", 4), ("parts", 2)):
         simulate.run(Experiment(**{**FAST, "rounds": rounds}).with_execution(out=str(tmp_path / name)))
     (tmp_path / "parts" / "transcript" / "000003.safetensors").write_bytes(b"half a round that was cut off")
-    simulate.resume(tmp_path / "parts", ["rounds=4"])
+    resume(tmp_path / "parts", ["rounds=4"])
     whole, parts = (recorded(tmp_path / name / "transcript") for name in ("whole", "parts"))
     assert [path.read_bytes() for path in whole] == [path.read_bytes() for path in parts] and len(whole) == 4
 

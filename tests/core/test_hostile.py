@@ -22,7 +22,7 @@ from fedlens.core.replies import ask
 from fedlens.core.run import initial_state, run, timetable
 from fedlens.core.tree import Tree
 from fedlens.engines.sequential import Sequential
-from fedlens.flower.messages import Leaf, Letter, from_bytes, leaves_of, to_bytes, tree_of
+from fedlens.flower.messages import Leaf, Payload, from_bytes, leaves_of, to_bytes, tree_of
 from fedlens.robust.faults import _longer
 from recipes import CASES, RECIPES, UPLINKS
 from small import PLAN, federation, network, same
@@ -341,11 +341,11 @@ def test_a_round_in_which_nobody_weighs_anything_is_void(round_of_scaffold):
     assert uploads == [] and answers.void == "its replies count for nothing" and not answers.refused
 
 
-# ---- letters ---------------------------------------------------------------------------------------------------------
-def test_1000_damaged_letters(round_of_scaffold):
+# ---- payloads --------------------------------------------------------------------------------------------------------
+def test_1000_damaged_payloads(round_of_scaffold):
     """Bytes of a real upload: bits of what describes the values, lengths, ends; and of the values themselves."""
     honest = round_of_scaffold[3][1].upload
-    whole = to_bytes(Letter({"client": 1}, {"upload": leaves_of(honest)}))
+    whole = to_bytes(Payload({"client": 1}, {"upload": leaves_of(honest)}))
     head = 8 + int.from_bytes(whole[:8], "little")
     draw, ended = np.random.Generator(np.random.Philox(key=5)), Counter()
     for number in range(1000):
@@ -396,13 +396,13 @@ def test_1000_damaged_letters(round_of_scaffold):
     ],
     ids=str,
 )
-def test_letters_that_nobody_wrote(layout):
+def test_payloads_that_nobody_wrote(layout):
     text = json.dumps(layout).encode()
     with pytest.raises(RunFailed, match="message is damaged"):
         tree_of(from_bytes(len(text).to_bytes(8, "little") + text + b"1234").trees["upload"])
 
 
-def test_letters_too_deep_for_json():
+def test_payloads_too_deep_for_json():
     text = b"[" * 200_000
     with pytest.raises(RunFailed, match="message is damaged"):
         from_bytes(len(text).to_bytes(8, "little") + text)
@@ -420,14 +420,14 @@ def test_hostile_nodes_through_flower(tmp_path):
     sent = Counter()
 
     def forge(number: int, client: int, reply) -> None:
-        letter = flower.from_records(reply.content)
-        upload, kinds = tree_of(letter.trees["upload"]), list(FORGERIES)
+        payload = flower.from_records(reply.content)
+        upload, kinds = tree_of(payload.trees["upload"]), list(FORGERIES)
         draw = np.random.Generator(np.random.Philox(key=number))
         kind = [k for k in kinds if k not in ("sparse", "no tensor", "complex", "no tree", "deep")][number % 15]
         if "delta" not in upload:
             kind = "type"
-        letter = Letter({"client": client}, {"upload": leaves_of(FORGERIES[kind](upload, draw))})
-        reply.content = flower.recorddict_from_proto(flower.recorddict_to_proto(flower.to_records(letter)))
+        payload = Payload({"client": client}, {"upload": leaves_of(FORGERIES[kind](upload, draw))})
+        reply.content = flower.recorddict_from_proto(flower.recorddict_to_proto(flower.to_records(payload)))
         if number % 5 == 4:
             reply.content["notes"] = ConfigRecord({"json": ["[]", "{", "5", "[" * 99_999][number % 4]})
         if number % 7 == 6:
@@ -466,8 +466,8 @@ def test_what_a_node_says_of_itself(tmp_path):
             found = super().pull_messages(names)
             for reply in found:
                 if reply.metadata.src_node_id >= 103:
-                    letter = Letter({"client": next(self.said), "refused": " \n "}, {})
-                    reply.content = flower.recorddict_from_proto(flower.recorddict_to_proto(flower.to_records(letter)))
+                    payload = Payload({"client": next(self.said), "refused": " \n "}, {})
+                    reply.content = flower.recorddict_from_proto(flower.recorddict_to_proto(flower.to_records(payload)))
             return found
 
     settings = flower.words(tmp_path, "fedavg", "rounds=1", "evaluate.personal=none")
@@ -480,10 +480,10 @@ def test_what_a_node_says_of_itself(tmp_path):
 def test_sizes_are_looked_at_before_anything_is_built(tmp_path):
     import test_flower as flower
 
-    letter = flower.to_records(Letter({}, {"upload": {"x": Leaf("uint8", (1 << 20,), bytes(1 << 20))}}))
-    flower.from_records(letter, 2 << 20)
+    payload = flower.to_records(Payload({}, {"upload": {"x": Leaf("uint8", (1 << 20,), bytes(1 << 20))}}))
+    flower.from_records(payload, 2 << 20)
     with pytest.raises(RunFailed, match=r"too large: it has 10\d+ bytes, and 1000 are allowed"):
-        flower.from_records(letter, 1000)
+        flower.from_records(payload, 1000)
 
 
 class Objects:
@@ -514,8 +514,8 @@ class Objects:
         client = asked.metadata.dst_node_id - 100
         asked.metadata.__dict__["_message_id"] = name
         if asked.metadata.message_type == "query":
-            return [Message(self.to_records(Letter({"client": client}, {})), reply_to=asked)]
-        reply = Message(self.to_records(Letter({}, {"upload": leaves_of(self.uploads[client])})), reply_to=asked)
+            return [Message(self.to_records(Payload({"client": client}, {})), reply_to=asked)]
+        reply = Message(self.to_records(Payload({}, {"upload": leaves_of(self.uploads[client])})), reply_to=asked)
         contents = {key: each.deflate() for key, each in objects.get_all_nested_objects(reply).items()}
         if client == 1:
             contents = self.mutate(contents, list(self.sent))

@@ -15,7 +15,7 @@ from fedlens.experiment import Experiment
 from fedlens.explain.run import explain_run
 from fedlens.runs.folder import RunFolder
 from fedlens.runs.opened import OpenedRun
-from fedlens.simulate.run import resume
+from fedlens.simulate.resume import resume
 from small import same
 
 WORDS = (

@@ -35,7 +35,7 @@ from fedlens.flower import launch
 from fedlens.flower import resident as warm
 from fedlens.flower.client import NodeEngine, Trainer
 from fedlens.flower.contract import contract, experiment_of, job_of, order_of
-from fedlens.flower.messages import Leaf, Letter, from_bytes, from_records, leaves_of, to_bytes, to_records, tree_of
+from fedlens.flower.messages import Leaf, Payload, from_bytes, from_records, leaves_of, to_bytes, to_records, tree_of
 from fedlens.flower.node import Node, Policy
 from fedlens.runs.diff import differences
 from fedlens.runs.folder import RunFolder
@@ -107,7 +107,7 @@ class Grid:
         """`lost`: (node, which of its tasks) without an answer; `dies_at`: the task at which the server is killed."""
         self.contexts = {100 + i: Context(1, 100 + i, node, RecordDict(), {}) for i, node in enumerate(settings)}
         self.lost, self.dies_at = set(lost), dies_at
-        self.tasks: list[tuple[int, Letter]] = []  # (node, letter) of all work that was sent
+        self.tasks: list[tuple[int, Payload]] = []  # (node, payload) of all work that was sent
         self.replies: dict[str, Message] = {}
 
     def get_node_ids(self):
@@ -164,7 +164,7 @@ def state(run: Path) -> Tree:
     return checkpoint.state
 
 
-# ---- letters ---------------------------------------------------------------------------------------------------------
+# ---- payloads --------------------------------------------------------------------------------------------------------
 def every_kind() -> Tree:
     kinds = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int8, torch.uint8)
     leaves = {str(kind)[6:]: torch.arange(6).reshape(2, 3).to(kind) for kind in kinds}
@@ -177,17 +177,17 @@ def every_kind() -> Tree:
 @pytest.mark.parametrize(
     "road",
     [
-        lambda letter: from_bytes(to_bytes(letter)),
+        lambda payload: from_bytes(to_bytes(payload)),
         pytest.param(
-            lambda letter: from_records(recorddict_from_proto(recorddict_to_proto(to_records(letter)))),
+            lambda payload: from_records(recorddict_from_proto(recorddict_to_proto(to_records(payload)))),
             marks=needs_flower,
         ),
     ],
     ids=["socket", "records"],
 )
-def test_letters_arrive_as_they_were_sent(road):
+def test_payloads_arrive_as_they_were_sent(road):
     tree = every_kind()
-    arrived = road(Letter({"ask": "work", "number": 1}, {"download": leaves_of(tree)}))
+    arrived = road(Payload({"ask": "work", "number": 1}, {"download": leaves_of(tree)}))
     assert arrived.notes == {"ask": "work", "number": 1}
     there = tree_of(arrived.trees["download"])
     assert "buffers" in there.delta and not there.delta.buffers  # a branch without leaves is a part of a tree, too
@@ -199,12 +199,12 @@ def test_letters_arrive_as_they_were_sent(road):
 @needs_flower
 def test_records_carry_the_names_of_checkpoints_and_no_pickle():
     large = every_kind().replace(model=Tree(head=torch.ones(1 << 16)))
-    record = to_records(Letter({}, {"download": leaves_of(large)}))["tree/download"]
+    record = to_records(Payload({}, {"download": leaves_of(large)}))["tree/download"]
     assert set(record) == {"model/head", "small leaves"}  # Flower asks for every Array by itself
     assert b"delta/params/float32" in record["small leaves"].data
     assert {array.stype for array in record.values()} == {"fedlens.raw", "fedlens.packed"}
     again = from_records(
-        recorddict_from_proto(recorddict_to_proto(RecordDict(to_records(Letter({}, {"t": leaves_of(large)})))))
+        recorddict_from_proto(recorddict_to_proto(RecordDict(to_records(Payload({}, {"t": leaves_of(large)})))))
     )
     assert tree_of(again.trees["t"]).model.head.equal(torch.ones(1 << 16))
 
@@ -212,7 +212,7 @@ def test_records_carry_the_names_of_checkpoints_and_no_pickle():
 @pytest.mark.parametrize(
     "leaf", [Leaf("float32", (3,), b"1234"), Leaf("object", (1,), b"12345678"), Leaf("float32", (-1,), b"")]
 )
-def test_damaged_letters_are_refused(leaf):
+def test_damaged_payloads_are_refused(leaf):
     with pytest.raises(RunFailed, match="damaged: x has"):
         tree_of({"x": leaf})
     with pytest.raises(RunFailed, match="do not make a tree"):
@@ -277,7 +277,7 @@ def test_same_bits_as_sequential(method, tmp_path):
 
 
 class Direct:
-    """The engine's part without Flower: letters go as bytes, as to a warm process, to a trainer for each client."""
+    """The engine's part without Flower: payloads go as bytes, as to a warm process, to a trainer for each client."""
 
     def __init__(self, experiment, images, trainers):
         self.population, self.trainers, self.kept = experiment.clients, trainers, {}
@@ -287,11 +287,11 @@ class Direct:
     def run(self, job, cohort):
         return [Reply(client, tree_of(self.asked(job, client).trees["upload"])) for client in cohort]
 
-    def asked(self, job, client) -> Letter:
+    def asked(self, job, client) -> Payload:
         trees = {"download": leaves_of(job.download), "shared": leaves_of(job.shared)}
-        letter = Letter({"ask": "work", "contract": self.contract, "order": self.order(job)}, trees)
+        payload = Payload({"ask": "work", "contract": self.contract, "order": self.order(job)}, trees)
         kept = self.kept.get(client)
-        answer, self.kept[client] = self.trainers[client].answer(from_bytes(to_bytes(letter)), kept)
+        answer, self.kept[client] = self.trainers[client].answer(from_bytes(to_bytes(payload)), kept)
         return answer
 
 
@@ -354,7 +354,7 @@ def test_a_common_payload_is_sent_once_and_again_to_those_who_lost_it(tmp_path):
         grid = kind(nodes(tmp_path))
         deployed(tmp_path / name, settings, grid)
         assert same(state(tmp_path / "simulated"), state(tmp_path / name))
-        times = Counter(node - 100 for node, letter in grid.tasks if "shared" in letter.trees)
+        times = Counter(node - 100 for node, payload in grid.tasks if "shared" in payload.trees)
         assert times == ({0: 1, 1: 1, 2: 1} if kind is Grid else {0: 1, 1: 2, 2: 1})
 
 
@@ -407,14 +407,16 @@ def test_a_round_goes_on_without_a_lost_client(tmp_path):
     assert "node 101 has not answered within 0.3 seconds" in (tmp_path / "real" / "log.txt").read_text()
 
     class Hostile(Grid):
-        """Node 2 answers with what is no tree, then with what is no letter."""
+        """Node 2 answers with what is no tree, then with what is no payload."""
 
         def pull_messages(self, names):
             found = super().pull_messages(names)
             for reply in found:
                 if reply.metadata.src_node_id == 102 and "tree/upload" in reply.content:
                     record = reply.content["tree/upload"]
-                    junk = b"" if len(self.tasks) > 3 else to_bytes(Letter({}, {"": {"x": Leaf("float32", (9,), b"")}}))
+                    junk = (
+                        b"" if len(self.tasks) > 3 else to_bytes(Payload({}, {"": {"x": Leaf("float32", (9,), b"")}}))
+                    )
                     record["small leaves"] = replace_data(record["small leaves"], junk)
             return found
 
@@ -456,8 +458,8 @@ def test_a_killed_server_goes_on_in_the_middle_of_a_round(dies_at, tmp_path):
     deployed(tmp_path / "real", settings, second)
     gather_memories(tmp_path / "real", tmp_path)
     assert list(differences(tmp_path / "simulated", tmp_path / "real")) == []
-    asked = {(node, letter.notes["order"]["round"]) for node, letter in first.tasks} & {
-        (node, letter.notes["order"]["round"]) for node, letter in second.tasks
+    asked = {(node, payload.notes["order"]["round"]) for node, payload in first.tasks} & {
+        (node, payload.notes["order"]["round"]) for node, payload in second.tasks
     }
     assert not asked  # what had been answered was in the journal
     assert not list((tmp_path / "real" / "journal").iterdir())
@@ -516,7 +518,7 @@ def test_policy(policy, method, more, sentence, tmp_path):
     experiment = config.read(None, words(tmp_path, method, *more))
     images = experiment.data.load()
     node = Node(0, storage=str(tmp_path / "storage"), policy=policy)
-    hello = Letter({"ask": "hello", "contract": contract(experiment, images, "run")}, {})
+    hello = Payload({"ask": "hello", "contract": contract(experiment, images, "run")}, {})
     answer, _ = Trainer(node).answer(hello)
     assert sentence in answer.notes.get("refused", "") and ("refused" in answer.notes) == bool(sentence)
     if not sentence:
@@ -582,10 +584,10 @@ def test_noise_is_the_nodes_own_and_accounted_for(tmp_path):
     run_rounds(experiment.algorithm, net, engine := Watch(net, federation), experiment.plan)
     simulated = engine.run(jobs[0], [0])[0].upload
 
-    def asked(name: str, scale: float = 1.0) -> Letter:
+    def asked(name: str, scale: float = 1.0) -> Payload:
         notes = {"ask": "work", "contract": contract(experiment, images, "run")}
         notes["order"] = order_of(experiment.timetable(), jobs[0])
-        return trainers[name].answer(Letter(notes, {"download": leaves_of(jobs[0].download * scale)}))[0]
+        return trainers[name].answer(Payload(notes, {"download": leaves_of(jobs[0].download * scale)}))[0]
 
     uploads = {name: tree_of(asked(name).trees["upload"]) for name in trainers}
     assert same(uploads["open"], simulated)  # the server could take this noise off again
@@ -624,7 +626,7 @@ def test_node_files(tmp_path):
     experiment = config.read(None, words(tmp_path))
     agreed = contract(experiment, experiment.data.load(), "run")
     node = Node(0, data=config.read(None, [f"data={other}"]).data)
-    answer, _ = Trainer(node).answer(Letter({"ask": "hello", "contract": agreed}, {}))
+    answer, _ = Trainer(node).answer(Payload({"ask": "hello", "contract": agreed}, {}))
     assert "of images 1 x 24 x 24, but this run is about 3 classes" in answer.notes["refused"]
 
 
@@ -632,7 +634,7 @@ def test_node_files(tmp_path):
 def test_a_warm_process_answers_as_a_cold_one(tmp_path):
     experiment = config.read(None, words(tmp_path, "fedavg"))
     images = experiment.data.load()
-    hello = Letter({"ask": "hello", "contract": contract(experiment, images, "run")}, {})
+    hello = Payload({"ask": "hello", "contract": contract(experiment, images, "run")}, {})
     place = str(tmp_path / "warm")[-90:]
     assert warm.ask(place, hello) is None
     serving = threading.Thread(target=warm.serve, args=(place, node_file(tmp_path, 1)), daemon=True)
@@ -645,7 +647,7 @@ def test_a_warm_process_answers_as_a_cold_one(tmp_path):
     assert answer == Trainer(Node.read(node_file(tmp_path, 1))).answer(hello)[0]
 
 
-def test_passing_letters_on_needs_no_torch():
+def test_passing_payloads_on_needs_no_torch():
     heavy = "fedlens.flower.client_app" if has_flower else "fedlens.flower.resident"
     code = f"import sys, {heavy}; sys.exit(any(name in sys.modules for name in ('torch', 'pydantic', 'pyarrow')))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -89,7 +89,7 @@ def test_silent_nodes_are_asked_again_and_rest(tmp_path):
     grid = flower.Grid(flower.nodes(tmp_path), lost=[(1, 1)])
     result = flower.deployed(tmp_path / "again", again, grid)
     assert flower.same(flower.state(tmp_path / "again"), full) and not result.setbacks
-    asked = [node - 100 for node, letter in grid.tasks if letter.notes["order"]["round"] == 1]
+    asked = [node - 100 for node, payload in grid.tasks if payload.notes["order"]["round"] == 1]
     assert sorted(asked) == [0, 1, 1, 2]  # those who had answered are not asked again
 
     void = [*settings, "policy.min_replies=3"]
@@ -104,7 +104,7 @@ def test_silent_nodes_are_asked_again_and_rest(tmp_path):
     place.mkdir()
     grid = flower.Grid(flower.nodes(place), lost=[(1, 1)])
     flower.deployed(tmp_path / "rest", resting, grid)
-    rounds = [letter.notes["order"]["round"] for node, letter in grid.tasks if node == 101]
+    rounds = [payload.notes["order"]["round"] for node, payload in grid.tasks if node == 101]
     assert rounds == [0, 1, 3]
 
 

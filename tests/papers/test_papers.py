@@ -143,7 +143,7 @@ def test_what_is_done_is_not_run_again_and_what_is_missing_is(done, monkeypatch)
     out, table = done
     begun = []
     monkeypatch.setattr(simulate, "run", lambda experiment, watcher: begun.append(experiment))
-    monkeypatch.setattr(simulate, "resume", lambda *args, **named: pytest.fail("nothing to resume"))
+    monkeypatch.setattr("fedlens.simulate.resume.resume", lambda *args, **named: pytest.fail("nothing to resume"))
     assert run_all(GRID, out, seeds=[1, 0]).entries() == table.entries() and not begun
     run_all(GRID, out, rows=["fedprox"], columns=["skewed/1"], seeds=[0, 2])
     assert [(e.seed, e.algorithm.mu, e.partition.alpha) for e in begun] == [(2, 0.1, 1.0)]

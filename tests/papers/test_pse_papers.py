@@ -324,7 +324,7 @@ def test_figures_run_what_is_missing_once(data, tmp_path, monkeypatch):
     assert len(pictures) == 6 and all(path.stat().st_size > 5_000 for path in pictures)
     begun = []
     monkeypatch.setattr(simulate, "run", lambda *args, **named: begun.append(args))
-    monkeypatch.setattr(simulate, "resume", lambda *args, **named: begun.append(args))
+    monkeypatch.setattr("fedlens.simulate.resume.resume", lambda *args, **named: begun.append(args))
     assert {name: figure.draw(words, 3, tmp_path / name) for name, figure in figures.items()} == drawn and not begun
     noted = json.loads((tmp_path / "pse" / "figure3.json").read_text())
     assert noted["paper"]["pse"]["std"] == 0.0501 and list(noted["training loss"]["cifar10/2"]) == ["1", "2"]

@@ -482,7 +482,7 @@ def test_what_is_there_is_not_run_again(out, words, monkeypatch):
         raise AssertionError("a run that was finished began again")
 
     monkeypatch.setattr(simulate, "run", again)
-    monkeypatch.setattr(simulate, "resume", again)
+    monkeypatch.setattr("fedlens.simulate.resume.resume", again)
     before = {name: (out / "spatl" / f"{name}.json").read_text() for name in NAMES}
     known = reproducible()
     for name in ("figure6", "transfer"):

@@ -34,6 +34,7 @@ from fedlens.privacy.gaussian import (
 from fedlens.privacy.randomised_response import flip_rate, randomised_response, whole_mask_epsilon
 from fedlens.runs.diff import differences
 from fedlens.simulate import run as simulate
+from fedlens.simulate.resume import resume
 from small import PLAN, federation, network
 
 
@@ -339,10 +340,10 @@ def test_a_spent_budget_stops_cleanly_and_a_higher_one_goes_on(tmp_path):
     assert 0 < done < 5 and before["statements"][0]["epsilon"] <= 0.8 * spent
     assert sorted(p.stem for p in (tmp_path / "limited/checkpoints").glob("*.json")) == [f"{done:06d}"]
     with pytest.raises(RunFailed, match=f"after {done} of 5 rounds"):
-        simulate.resume(tmp_path / "limited")
+        resume(tmp_path / "limited")
     with pytest.raises(BadInput, match="cannot change when a run is resumed"):
-        simulate.resume(tmp_path / "limited", ["uplink.dp.multiplier=1"])
-    simulate.resume(tmp_path / "limited", [f"uplink.dp.budget={2 * spent}"])
+        resume(tmp_path / "limited", ["uplink.dp.multiplier=1"])
+    resume(tmp_path / "limited", [f"uplink.dp.budget={2 * spent}"])
     assert stated(tmp_path, "limited")["statements"][0]["epsilon"] == spent
     assert list(differences(tmp_path / "free", tmp_path / "limited")) == []
 
@@ -356,7 +357,7 @@ def test_a_budget_for_a_run_without_privacy(tmp_path):
     simulate.run(experiment(tmp_path, "plain", rounds=1))
     with pytest.raises(BadInput, match="runs without uplink=dp"):
         (tmp_path / "plain/result.json").unlink()
-        simulate.resume(tmp_path / "plain", ["rounds=2", "uplink.dp.budget=3"])
+        resume(tmp_path / "plain", ["rounds=2", "uplink.dp.budget=3"])
     assert not (tmp_path / "plain/privacy.json").exists()  # nothing but updates leaves
 
 

@@ -31,6 +31,7 @@ from fedlens.runs.diff import differences
 from fedlens.runs.folder import RunFolder
 from fedlens.simulate import recorder
 from fedlens.simulate import run as simulate
+from fedlens.simulate.resume import resume
 from small import PLAN, SIZES, build, federation, network, same
 
 ALL = Faults(dropout=0.2, straggler=0.2, duplicate=0.2, stale=0.1, corrupt=0.2, oversized=0.1)
@@ -197,7 +198,7 @@ def test_a_run_counts_what_went_wrong_and_goes_on_after_a_kill(tmp_path):
     assert all(note in (tmp_path / "whole" / "log.txt").read_text() for note in notes)
     # Stopped after four rounds, and taken up by another process's worth of objects.
     told("half", "rounds=4")
-    simulate.resume(tmp_path / "half", ["rounds=8"])
+    resume(tmp_path / "half", ["rounds=8"])
     state = [RunFolder.open(tmp_path / name).load()[0] for name in ("whole", "half")]
     assert same(state[0].state, state[1].state) and "standing" in state[0].state
     pairs = [RunFolder.open(tmp_path / name).metrics().to_pylist() for name in ("whole", "half")]
@@ -246,5 +247,5 @@ def test_a_write_that_fails(tmp_path, monkeypatch, fails_at, how):
             simulate.run(config.read(None, words(tmp_path, "hurt", "rounds=5")))
     if not (tmp_path / "hurt" / "config.yaml").exists():
         pytest.skip("nothing had begun")
-    simulate.resume(tmp_path / "hurt")
+    resume(tmp_path / "hurt")
     assert list(differences(tmp_path / "whole", tmp_path / "hurt")) == []

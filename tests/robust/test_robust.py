@@ -45,7 +45,7 @@ from fedlens.robust.aggregators import (
 from fedlens.robust.attacks import ATTACKS, Backdoor, Hostile, LabelFlip, Noise, SignFlip
 from fedlens.runs.folder import RunFolder
 from fedlens.simulate import checks as scope
-from fedlens.simulate.run import resume
+from fedlens.simulate.resume import resume
 from fedlens.simulate.run import run as simulate
 from recipes import Late
 from small import PLAN, SIZES, build, federation, network, same

@@ -16,6 +16,7 @@ from fedlens.runs.diff import differences
 from fedlens.runs.folder import RunFolder
 from fedlens.simulate import recorder
 from fedlens.simulate import run as simulate
+from fedlens.simulate.resume import resume
 
 SMALL = (
     "model=cnn2",
@@ -85,7 +86,7 @@ def test_a_resumed_run_goes_on_in_the_same_events_and_to_the_same_bits(tmp_path)
     out, plain = tmp_path / "run", tmp_path / "plain"
     with pytest.raises(KeyboardInterrupt):
         simulate.run(config.read(None, [*SMALL, "track=tensorboard", f"out={out}"]), watcher=Interrupting())
-    simulate.resume(out)
+    resume(out)
     check(RunFolder(out), events(RunFolder(out)))
     simulate.run(config.read(None, [*SMALL, f"out={plain}"]))
     assert not list(differences(out, plain))

@@ -26,6 +26,7 @@ from fedlens.runs.diff import differences
 from fedlens.runs.folder import RunFolder
 from fedlens.simulate import recorder
 from fedlens.simulate import run as simulate
+from fedlens.simulate.resume import resume
 from fedlens.ui import clients, follow
 from fedlens.ui.server import LiveServer
 from fedlens.ui.watch import Watch
@@ -481,7 +482,7 @@ def test_a_stop_is_noticed_after_the_round_and_resumed_to_the_same_bits(finished
     checkpoint_kept, _ = RunFolder(out).load()
     assert checkpoint_kept is not None and checkpoint_kept.round == 2  # nothing is lost, whatever `checkpoint` says
     (out / "stop").touch()  # left behind by a process that was killed
-    simulate.resume(out)
+    resume(out)
     assert state(out) == ("done", "") and not (out / "stop").exists() and [*differences(finished, out)] == []
 
 

@@ -53,9 +53,9 @@ def resume(
     json: Json = False,
 ) -> None:
     """Go on after a crash, to the same bits."""
-    from ..simulate import run as simulate
+    from ..simulate import resume as again
 
-    _closing(_watched(json, lambda watcher: simulate.resume(run, tuple(words or ()), watcher=watcher)), json)
+    _closing(_watched(json, lambda watcher: again.resume(run, tuple(words or ()), watcher=watcher)), json)
 
 
 def _watched(json: bool, work: Callable[[Any], Any]) -> Any:

@@ -203,7 +203,7 @@ def _refused(missing: Sequence[tuple[Cell, Task]]) -> dict[str, str]:
 def _check(experiment: Experiment) -> None:
     """What a run checks before it has a folder, and what its method says before the first client's first step."""
     experiment = config.check(experiment).resolved()
-    images, federation, net = simulate.checked(experiment)
+    images, federation, _, net, _ = simulate.checked(experiment)
     nothing = Dataset(torch.zeros(0, *images.x.shape[1:]), torch.zeros(0, dtype=torch.long))  # or it would learn long
     turn, server = experiment.timetable()[0], Server(net, Tree(), experiment.clients, auxiliary=nothing)
     job = job_of(open_round(server, turn, experiment.seed), turn, experiment.seed)

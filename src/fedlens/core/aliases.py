@@ -28,7 +28,7 @@ ALIASES = {
     "attack.kind": "attack",
 }
 # What papers and other tools call the last part of a key, for a better suggestion.
-SYNONYMS = dict.fromkeys(("eta", "learning_rate", "rate", "stepsize", "step_size"), "lr")
+SYNONYMS: dict[str, str] = dict.fromkeys(("eta", "learning_rate", "rate", "stepsize", "step_size"), "lr")
 # Keys that were called otherwise in an earlier version: understood everywhere, and a word gets a note.
 RENAMED = {
     "policy.least": "policy.min_replies",

@@ -1,4 +1,4 @@
-"""Answers letters with the sequential engine and a cohort of one; knows nothing of how letters travel."""
+"""Answers payloads with the sequential engine and a cohort of one; knows nothing of how payloads travel."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ..engines.process import keep_freed_memory
 from ..engines.sequential import Sequential
 from ..experiment import Experiment, to_device
 from .contract import Timetable, digest, experiment_of, job_of, version
-from .messages import Leaves, Letter, leaves_of, tree_of
+from .messages import Leaves, Payload, leaves_of, tree_of
 from .node import Node, epsilon, private
 
 _MEMORY = "memory-"  # then the round that wrote it: how Flower's context names what a client knows
@@ -66,28 +66,28 @@ class Trainer:
         torch.set_num_threads(1)  # the number of threads changes how sums round
         keep_freed_memory()
 
-    def answer(self, letter: Letter, kept: dict[str, Leaves] | None = None) -> tuple[Letter, dict[str, Leaves]]:
+    def answer(self, payload: Payload, kept: dict[str, Leaves] | None = None) -> tuple[Payload, dict[str, Leaves]]:
         """The reply, and what Flower's context should keep where the node has no storage: `kept`, next time."""
         try:
-            return self._answer(letter, kept or {})
+            return self._answer(payload, kept or {})
         except BadInput as error:
-            return Letter({"refused": str(error)}, {}), kept or {}
+            return Payload({"refused": str(error)}, {}), kept or {}
         except (ClientFailed, RunFailed) as error:
-            return Letter({"failed": getattr(error, "trace", str(error))}, {}), kept or {}
+            return Payload({"failed": getattr(error, "trace", str(error))}, {}), kept or {}
 
-    def _answer(self, letter: Letter, kept: dict[str, Leaves]) -> tuple[Letter, dict[str, Leaves]]:
-        notes = letter.notes
+    def _answer(self, payload: Payload, kept: dict[str, Leaves]) -> tuple[Payload, dict[str, Leaves]]:
+        notes = payload.notes
         run = self._prepare(notes["contract"])
         if notes["ask"] == "hello":
             own = {"own_data": self.node.data is not None, "own_noise": self.node.policy.epsilon is not None}
-            return Letter({"client": self.node.client, **own}, {}), kept
+            return Payload({"client": self.node.client, **own}, {}), kept
         order = notes["order"]
         folder = self._folder(notes["contract"]["run"])
-        shared = self._shared(order["shared"], letter.trees.get("shared"), folder)
+        shared = self._shared(order["shared"], payload.trees.get("shared"), folder)
         if shared is None:
-            return Letter({"missing": order["shared"]}, {}), kept
+            return Payload({"missing": order["shared"]}, {}), kept
         device = run.experiment.execution.device
-        received = tree_of(letter.trees["download"]).map(lambda leaf: leaf.to(device))
+        received = tree_of(payload.trees["download"]).map(lambda leaf: leaf.to(device))
         job = job_of(run.timetable, order, received, shared.map(lambda leaf: leaf.to(device)))
         memories = self._memories(kept, folder, order["round"])
         engine = NodeEngine(run.net, run.federation, memories=memories)
@@ -102,7 +102,7 @@ class Trainer:
         if folder is not None:
             # A server that was killed asks for this round or the one before it again.
             prune(memories.folder or folder, before=max(0, order["round"] - 1), after=order["round"] + 1)
-        return Letter({"client": self.node.client}, {"upload": leaves_of(reply.upload)}), self._remember(
+        return Payload({"client": self.node.client}, {"upload": leaves_of(reply.upload)}), self._remember(
             kept, memories, order
         )
 

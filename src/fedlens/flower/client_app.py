@@ -10,22 +10,22 @@ from __future__ import annotations
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from .messages import Letter, from_records, to_records
+from .messages import Payload, from_records, to_records
 from .resident import ask
 
 app = ClientApp()
 
 
 def _answer(message: Message, context: Context) -> Message:
-    letter = from_records(message.content)
+    payload = from_records(message.content)
     socket = str(context.node_config.get("warm", ""))
-    reply = ask(socket, letter) if socket else None
+    reply = ask(socket, payload) if socket else None
     if reply is None:
-        reply = _answer_here(letter, context)
+        reply = _answer_here(payload, context)
     return Message(to_records(reply), reply_to=message)
 
 
-def _answer_here(letter: Letter, context: Context) -> Letter:
+def _answer_here(payload: Payload, context: Context) -> Payload:
     from ..core.errors import BadInput
     from .client import Trainer
     from .node import Node
@@ -33,11 +33,11 @@ def _answer_here(letter: Letter, context: Context) -> Letter:
     try:
         node = Node.of(context.node_config)
     except BadInput as error:
-        return Letter({"refused": str(error)}, {})
+        return Payload({"refused": str(error)}, {})
     kept = from_records(context.state).trees if "notes" in context.state else {}
-    reply, keep = Trainer(node).answer(letter, kept)
+    reply, keep = Trainer(node).answer(payload, kept)
     if not node.storage:
-        context.state = to_records(Letter({}, keep))
+        context.state = to_records(Payload({}, keep))
     return reply
 
 

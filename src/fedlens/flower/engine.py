@@ -19,7 +19,7 @@ from ..core.files import write_atomic
 from ..core.tree import Tree
 from ..core.wire import decode, encode
 from ..engines.sequential import Sequential
-from .messages import Letter, from_records, leaves_of, to_records, tree_of
+from .messages import Payload, from_records, leaves_of, to_records, tree_of
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
@@ -40,7 +40,7 @@ class _Pulled(NamedTuple):
 
 
 class Nodes:
-    """Which of Flower's nodes is which client, and the letters to them and back."""
+    """Which of Flower's nodes is which client, and the payloads to them and back."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Nodes:
         there = set(self.grid.get_node_ids())
         self._known = {client: node for client, node in self._known.items() if node in there}
         new = sorted(there - set(self._known.values()) - self._strangers)
-        hello = Letter({"ask": "hello", "contract": self.contract}, {})
+        hello = Payload({"ask": "hello", "contract": self.contract}, {})
         for node, answer in self.ask(dict.fromkeys(new, hello), "query", _HELLO):
             said = answer.notes.get("client")
             client = said if isinstance(said, int) and 0 <= said < self.population else None
@@ -96,14 +96,14 @@ class Nodes:
                 self.say(f"a node does not take part: {_complaint(answer)}")
         return self._known
 
-    def ask(self, letters: Mapping[int, Letter], kind: str, patience: float) -> Iterator[tuple[int, Letter]]:
+    def ask(self, payloads: Mapping[int, Payload], kind: str, patience: float) -> Iterator[tuple[int, Payload]]:
         """(node, answer), as they come; those who do not answer in time are left out, and said."""
         from flwr.app import Message
 
-        content = {id(letter): to_records(letter) for letter in letters.values()}  # written once for all nodes
-        messages = [Message(content[id(letter)], node, kind, ttl=patience) for node, letter in letters.items()]
+        content = {id(payload): to_records(payload) for payload in payloads.values()}  # written once for all nodes
+        messages = [Message(content[id(payload)], node, kind, ttl=patience) for node, payload in payloads.items()]
         ids = self.grid.push_messages(messages) if messages else []
-        waiting, end = dict(zip(ids, letters, strict=True)), time.monotonic() + patience
+        waiting, end = dict(zip(ids, payloads, strict=True)), time.monotonic() + patience
         while waiting and time.monotonic() < end:
             for message, node in list(waiting.items()):
                 if (reply := self._pulled(message)) is None:
@@ -137,14 +137,14 @@ class Nodes:
         except Exception as error:
             return _Pulled(damage=f"Flower cannot read it ({type(error).__name__})")
 
-    def _opened(self, reply: _Pulled) -> Letter:
-        """Whatever a broken or hostile node may have sent is a letter that says so."""
+    def _opened(self, reply: _Pulled) -> Payload:
+        """Whatever a broken or hostile node may have sent is a payload that says so."""
         try:
             if reply.content is None:
                 raise RunFailed(reply.damage)
             return from_records(reply.content, self.largest)
         except RunFailed as error:
-            return Letter({"damaged": f"it has sent what is no answer: {error}"}, {})
+            return Payload({"damaged": f"it has sent what is no answer: {error}"}, {})
 
     def note_late(self) -> None:
         """Say who has answered after all; nothing else is done with such answers."""
@@ -190,17 +190,17 @@ class Flower:
         if lost := [client for client in waiting if client not in online]:
             self.nodes.say(f"round {round} goes on without clients {', '.join(map(str, lost))}: no node is there")
         work = {"ask": "work", "contract": self.nodes.contract, "order": order}
-        bare = Letter(work, {"download": leaves_of(job.download)})
-        whole = Letter(work, {**bare.trees, "shared": leaves_of(job.shared)}) if job.shared else bare
+        bare = Payload(work, {"download": leaves_of(job.download)})
+        whole = Payload(work, {**bare.trees, "shared": leaves_of(job.shared)}) if job.shared else bare
         knows = self.holders.get(order["shared"], set())
-        letters = {client: bare if client in knows else whole for client in waiting if client in online}
+        payloads = {client: bare if client in knows else whole for client in waiting if client in online}
         damaged: dict[int, str] = {}
-        while letters and (left := self._left(began)) > 0:
-            again, clients = {}, {online[client]: client for client in letters}
-            addressed = {node: letters[client] for node, client in clients.items()}
+        while payloads and (left := self._left(began)) > 0:
+            again, clients = {}, {online[client]: client for client in payloads}
+            addressed = {node: payloads[client] for node, client in clients.items()}
             for node, answer in self.nodes.ask(addressed, "train", left):
                 client, heard = clients[node], True
-                if "missing" in answer.notes and letters[client] is not whole:
+                if "missing" in answer.notes and payloads[client] is not whole:
                     again[client] = whole  # its disk has lost the common payload
                     continue
                 try:
@@ -213,7 +213,7 @@ class Flower:
                 else:
                     write_atomic(self._place(asked, client), encode(upload))
                     answered[client] = upload
-            letters = again
+            payloads = again
         if not heard and self.deadline is None:  # without a rule for silence it ends the run, which can go on later
             raise RunFailed(f"nobody answered in round {round}")
         replies = [Reply(client, self._here(upload)) for client, upload in answered.items()]
@@ -256,14 +256,14 @@ class Flower:
             return None
 
 
-def _upload(answer: Letter) -> Tree | None:
+def _upload(answer: Payload) -> Tree | None:
     """What an answer brings; None: words alone. RunFailed where nothing can be read of it."""
     if "damaged" in answer.notes:
         raise RunFailed(_line(answer.notes["damaged"]))
     return tree_of(answer.trees["upload"]) if "upload" in answer.trees else None
 
 
-def _complaint(answer: Letter) -> str:
+def _complaint(answer: Payload) -> str:
     """What a node said in place of an answer, in a line."""
     said = answer.notes.get("refused") or answer.notes.get("failed") or "its answer is empty"
     return _line(said)

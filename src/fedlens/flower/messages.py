@@ -1,6 +1,6 @@
 """What crosses between server and nodes: notes (plain data) and named trees, as raw values. Never a pickle.
 
-Nothing here needs torch: the process that Flower starts for every task passes letters on without opening them.
+Nothing here needs torch: the process that Flower starts for every task passes payloads on without opening them.
 """
 
 # pyright: reportMissingImports=false
@@ -25,7 +25,7 @@ _TYPES = frozenset(["float64", "float32", "float16", "bfloat16", "int64", "int32
 
 
 # Far beyond any model, and small enough for every recursion over a tree.
-_LEAVES, _DEEP, _LONG = 100_000, 16, 500  # leaves of a letter; names in a path; characters in one
+_LEAVES, _DEEP, _LONG = 100_000, 16, 500  # leaves of a payload; names in a path; characters in one
 
 
 class Leaf(NamedTuple):
@@ -37,7 +37,7 @@ class Leaf(NamedTuple):
 Leaves = dict[str, Leaf]  # by path, such as delta/params/conv1.weight: the same names as in checkpoints
 
 
-class Letter(NamedTuple):
+class Payload(NamedTuple):
     notes: dict[str, Any]
     trees: dict[str, Leaves]
 
@@ -51,7 +51,7 @@ def leaves_of(tree: Tree) -> Leaves:
 
 
 def tree_of(leaves: Leaves) -> Tree:
-    """Refuses what no tree was written as: letters come from other parties."""
+    """Refuses what no tree was written as: payloads come from other parties."""
     import torch
 
     from ..core.tree import Tree
@@ -76,22 +76,22 @@ def tree_of(leaves: Leaves) -> Tree:
 
 
 # ---- Flower's records ------------------------------------------------------------------------------------------------
-def to_records(letter: Letter) -> RecordDict:
+def to_records(payload: Payload) -> RecordDict:
     """An ArrayRecord for each tree: an Array for each large leaf, under its name, and one for all small ones."""
     from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
     def record(leaves: Leaves) -> ArrayRecord:
         arrays = {p: Array(leaf.dtype, leaf.shape, _RAW, leaf.data) for p, leaf in leaves.items() if is_large(leaf)}
-        small = to_bytes(Letter({}, {"": {path: leaf for path, leaf in leaves.items() if not is_large(leaf)}}))
+        small = to_bytes(Payload({}, {"": {path: leaf for path, leaf in leaves.items() if not is_large(leaf)}}))
         return ArrayRecord({**arrays, "small leaves": Array("uint8", (len(small),), _PACKED, small)})
 
-    content = RecordDict({"notes": ConfigRecord({"json": json.dumps(letter.notes)})})
-    content.update({f"tree/{name}": record(leaves) for name, leaves in letter.trees.items()})
+    content = RecordDict({"notes": ConfigRecord({"json": json.dumps(payload.notes)})})
+    content.update({f"tree/{name}": record(leaves) for name, leaves in payload.trees.items()})
     return content
 
 
-def from_records(content: RecordDict, most: float = math.inf) -> Letter:
-    """Refuses with RunFailed what is no letter, or has more than so many bytes: before anything is built of it."""
+def from_records(content: RecordDict, most: float = math.inf) -> Payload:
+    """Refuses with RunFailed what is no payload, or has more than so many bytes: before anything is built of it."""
     records = content.array_records
     if (size := sum(len(array.data) for record in records.values() for array in record.values())) > most:
         raise RunFailed(f"a message is too large: it has {size} bytes, and {most:.0f} are allowed")
@@ -104,10 +104,10 @@ def from_records(content: RecordDict, most: float = math.inf) -> Letter:
         notes = json.loads(str(content.config_records["notes"]["json"]))
         found = {name.removeprefix("tree/"): leaves(record) for name, record in records.items()}
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise RunFailed(f"a message is damaged: it is no letter ({type(error).__name__})") from None
+        raise RunFailed(f"a message is damaged: it is no payload ({type(error).__name__})") from None
     if not isinstance(notes, dict):
         raise RunFailed("a message is damaged: its notes are none")
-    return Letter(notes, found)
+    return Payload(notes, found)
 
 
 def _plausible(leaves: Leaves) -> Leaves:
@@ -126,17 +126,17 @@ def is_large(leaf: Leaf) -> bool:
 
 
 # ---- bytes, for the socket of a warm process -------------------------------------------------------------------------
-def to_bytes(letter: Letter) -> bytes:
+def to_bytes(payload: Payload) -> bytes:
     trees = {
         name: {path: (leaf.dtype, leaf.shape, len(leaf.data)) for path, leaf in leaves.items()}
-        for name, leaves in letter.trees.items()
+        for name, leaves in payload.trees.items()
     }
-    text = json.dumps([letter.notes, trees]).encode()
-    values = (leaf.data for leaves in letter.trees.values() for leaf in leaves.values())
+    text = json.dumps([payload.notes, trees]).encode()
+    values = (leaf.data for leaves in payload.trees.values() for leaf in leaves.values())
     return b"".join([len(text).to_bytes(8, "little"), text, *values])
 
 
-def from_bytes(data: bytes) -> Letter:
+def from_bytes(data: bytes) -> Payload:
     """Refuses with RunFailed what `to_bytes` cannot have written."""
     start = 8 + int.from_bytes(data[:8], "little")
     try:
@@ -152,4 +152,4 @@ def from_bytes(data: bytes) -> Letter:
             _plausible(trees[name])
     except (ValueError, TypeError, AttributeError, RecursionError):
         raise RunFailed("a message is damaged: its values are not where it says") from None
-    return Letter(notes, trees)
+    return Payload(notes, trees)

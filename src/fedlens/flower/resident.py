@@ -1,5 +1,5 @@
 """A process that lives as long as its SuperNode: Flower starts a new Python for every task, and that one need not
-import torch, decode images or build a network when it can hand the letter on to this one.
+import torch, decode images or build a network when it can hand the payload on to this one.
 
 Run as `python -m fedlens.flower.resident SOCKET NODE.yaml`; the socket lies in a folder that only its owner can enter.
 """
@@ -10,22 +10,22 @@ import socket
 import sys
 from pathlib import Path
 
-from .messages import Letter, from_bytes, to_bytes
+from .messages import Payload, from_bytes, to_bytes
 
 
-def ask(path: str, letter: Letter) -> Letter | None:
+def ask(path: str, payload: Payload) -> Payload | None:
     """The answer of the warm process; None: there is none, or it has died."""
     try:
         with socket.socket(socket.AF_UNIX) as line:
             line.connect(path)
-            _send(line, to_bytes(letter))
+            _send(line, to_bytes(payload))
             return from_bytes(_receive(line))
     except OSError:
         return None
 
 
 def serve(path: str, node: Path) -> None:
-    """One letter after another, until the process is ended. Its node has storage: Flower's context keeps nothing."""
+    """One payload after another, until the process is ended. Its node has storage: Flower's context keeps nothing."""
     from .client import Trainer
     from .node import Node
 

@@ -37,7 +37,6 @@ from ..simulate.run import label_counts, public_images, reply_check, session
 from .contract import contract, order_of
 from .engine import Flower, Nodes
 from .launch import flower_runs
-from .noise import DeployedDisclosure
 
 app = ServerApp()
 
@@ -201,11 +200,8 @@ def _carry_on(
                 split.save(folder.path / "split.json")
                 folder.write_json("label_counts.json", label_counts(federation, len(images.classes)))
             folder.write_json("passport.json", card)
-        timetable = experiment.timetable()
-        disclosure = DeployedDisclosure(folder.path / "privacy.json", timetable, experiment.clients, experiment.seed)
-        disclosure.own_noise = nodes.own_noise
         check = reply_check(experiment, net, engine.local.federation)
-        recorder = Recorder(folder, experiment, engine, start, watcher, Parts(disclosure=disclosure, check=check))
+        recorder = Recorder(folder, experiment, engine, start, watcher, Parts(own_noise=nodes.own_noise, check=check))
         auxiliary = None if public is None else experiment.public(public, images)
         result = replace(session(recorder, engine, net, [], auxiliary, check), engine="flower")
     folder.write_json("result.json", result.plain())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from ..core.rng import key
 from ..core.run import Turn
 from ..core.transform import Clip, GaussianNoise
 from .client_level import ClientPrivacy
-from .statement import SEEDED, Statement
+from .statement import OWN_NOISE, SEEDED, Statement
 
 _ANSWERS = {Evaluate.__name__: "numbers about personal models"}
 
@@ -26,8 +26,11 @@ _ANSWERS = {Evaluate.__name__: "numbers about personal models"}
 class Disclosure:
     """Follows a run round by round. All but errands' answers is known from the configuration and the seed."""
 
-    def __init__(self, path: Path, timetable: Sequence[Turn], population: int, seed: int):
-        self.path, self.population, self.seed = path, population, seed
+    def __init__(
+        self, path: Path, timetable: Sequence[Turn], population: int, seed: int, own_noise: Collection[int] = ()
+    ):
+        """`own_noise`: clients that draw for themselves; a node with a limit lets nothing else out."""
+        self.path, self.population, self.seed, self.own_noise = path, population, seed, own_noise
         self.stages = [turn.stage for turn in timetable]
         self.answers: dict[str, list[str]] = {}  # errand -> what clients answered, as it is
         if path.exists():
@@ -66,11 +69,18 @@ class Disclosure:
             self.path.name,
             {
                 "rounds": round,
-                "statements": [each.plain() for each in statements],
+                "statements": [{**one.plain(), "randomness": self._randomness(one.randomness)} for one in statements],
                 "updates_as_they_are": sorted(unprotected - self.answers.keys()),
                 "answers_as_they_are": self.answers,
             },
         )
+
+    def _randomness(self, seeded: str) -> str:
+        if not self.own_noise:
+            return seeded
+        if len(self.own_noise) == self.population:
+            return OWN_NOISE
+        return f"of clients {', '.join(map(str, sorted(self.own_noise)))}: {OWN_NOISE}. Of all others: {seeded}"
 
     # ---- the budget ----
     def overspends(self, rounds: int) -> ClientPrivacy | None:

@@ -10,6 +10,7 @@ from ..experiment import Experiment
 from ..runs.folder import RunFolder
 from ..runs.grid import stored
 from ..runs.reuse import begin_alike
+from . import resume as again
 from . import run as simulate
 from .recorder import Watcher
 
@@ -26,8 +27,8 @@ def finish(experiment: Experiment, where: Sequence[str], watcher: Watcher, among
         simulate.run(experiment, watcher=watcher)
         return
     stored(folder, experiment)
-    changed = [word for word in where if simulate.changeable(word)]  # others stay as they began
-    simulate.resume(folder.path, changed, watcher=watcher)
+    changed = [word for word in where if again.changeable(word)]  # others stay as they began
+    again.resume(folder.path, changed, watcher=watcher)
 
 
 def reason(error: BaseException) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -75,7 +75,7 @@ class Nobody:
 class Parts(NamedTuple):
     """What a recorder can do without: each is there in some kinds of runs alone."""
 
-    disclosure: Disclosure | None = None  # in place of the usual one
+    own_noise: Collection[int] = ()  # clients whose noise does not come from the run's seed
     timed: Timed | None = None  # what tells how long the server worked
     clock: Clock | None = None  # simulated seconds
     check: Check | None = None  # of answers about personal models
@@ -101,8 +101,8 @@ class Recorder:
         for each in (self.metrics, table):
             each.cut(start.round)
         self.bytes = Bytes(table, start.ledger, self.metrics, parts.clock)
-        privacy = folder.path / "privacy.json", experiment.timetable(), experiment.clients, experiment.seed
-        self.disclosure = parts.disclosure or Disclosure(*privacy)
+        private = folder.path / "privacy.json", experiment.timetable(), experiment.clients, experiment.seed
+        self.disclosure = Disclosure(*private, parts.own_noise)
         limit = experiment.execution.transcript
         self.transcript = Recording(folder.path / "transcript", limit, start.round) if limit else None
         self.clock = RoundClock(self.metrics, start.seconds, parts.timed, experiment.execution.device)

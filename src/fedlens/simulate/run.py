@@ -1,13 +1,11 @@
-"""Run an experiment on this machine: load, split, train, look, remember; or go on where a run stopped."""
+"""Run an experiment on this machine: load, split, train, evaluate, remember."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import fields
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,21 +20,20 @@ from ..core.memories import GIB, Memories, prune
 from ..core.network import Network
 from ..core.run import run as run_rounds
 from ..core.tree import Tree
-from ..data import Images
+from ..data import Images, Split
 from ..engines.lanes import Lanes
 from ..engines.process import keep_freed_memory, matmuls, threads
 from ..engines.sequential import Sequential
 from ..engines.timing import Timed
 from ..engines.worker import Storage
 from ..engines.workers import Workers
-from ..experiment import Execution, Experiment, build, to_device
+from ..experiment import Experiment, build, to_device
 from ..experiment import devices as all_devices
 from ..robust.attacks import Backdoor, Hostile
 from ..robust.faults import Faulty
 from ..runs.figure import draw_run
-from ..runs.folder import Checkpoint, RunFolder, code_hash, config_hash, passport
+from ..runs.folder import Checkpoint, RunFolder, passport
 from ..runs.read import Result
-from ..runs.reuse import steps
 from ..runs.trackers import check as check_trackers
 from ..runs.trackers import tracked
 from . import checks as scope
@@ -47,93 +44,60 @@ from .timing import clock_of
 def run(experiment: Experiment | None = None, *, watcher: Watcher | None = None) -> Result:
     """From the beginning, into a new folder."""
     experiment = config.check(experiment or Experiment()).resolved()
-    images, _, _ = checked(experiment)
+    ready = checked(experiment)
     folder = RunFolder.create(experiment)
     with folder.locked():
         try:
-            return _carry_on(folder, experiment, None, [], watcher or Nobody(), images)
+            return carry_on(folder, experiment, ready, None, [], watcher or Nobody())
         except BadInput:
             folder.withdraw()
             raise
 
 
-def checked(experiment: Experiment) -> tuple[Images, Federation, Network]:
+class RunInputs(NamedTuple):
+    """What a run works with, on the host."""
+
+    images: Images
+    federation: Federation
+    split: Split
+    net: Network
+    public: Images | None  # what the server has of its own
+
+
+def checked(experiment: Experiment) -> RunInputs:
     """What a run works with; what it cannot work with is refused here, before anything is written."""
     for stage, _, _ in experiment.timetable():
         stage.cohort.size(experiment.clients)
+    ready = inputs(experiment)
+    scope.check(experiment, ready.images)
+    if ready.public is not None and ready.public.checksum == ready.images.checksum:
+        raise BadInput("auxiliary and data are the same images: public data are such as no client owns")
+    check_trackers(experiment)
+    return ready
+
+
+def inputs(experiment: Experiment) -> RunInputs:
+    """What a run works with, made once."""
     images = experiment.data.load()
     if experiment.local.batch_size > len(images.train):
         raise BadInput(f"local.batch_size is {experiment.local.batch_size}, but there are {len(images.train)} images")
-    federation, _ = experiment.federation(images)
-    net = experiment.network(images)
-    scope.check(experiment, images)
-    public = public_images(experiment)
-    if public is not None and public.checksum == images.checksum:
-        raise BadInput("auxiliary and data are the same images: public data are such as no client owns")
-    check_trackers(experiment)
-    return images, federation, net
+    with threads(1):  # as the rounds have: first weights may depend on the number
+        net = experiment.network(images)
+    return RunInputs(images, *experiment.federation(images), net, public_images(experiment))
 
 
-def resume(path: str | Path, words: Sequence[str] = (), *, watcher: Watcher | None = None) -> Result:
-    """Go on after a crash, to the same bits; `words` may change where it runs and how many rounds."""
-    folder = RunFolder.open(path)
-    for word in words:
-        if not changeable(word):
-            can = ", ".join(("rounds", *_MOVABLE, "uplink.dp.budget"))
-            raise BadInput(f"{word.partition('=')[0]} cannot change when a run is resumed; {can} can")
-    began, experiment = (config.read(folder.config, w).with_execution(out=str(folder.path)) for w in ((), words))
-    experiment = experiment.resolved()
-    with folder.locked():
-        _same_settings(folder, began)
-        checkpoint, notes = folder.load()
-        done = checkpoint.round if checkpoint else 0
-        if experiment.uplink != began.uplink:
-            raise BadInput(f"uplink.dp.budget cannot change: {folder.path} runs without uplink=dp")
-        _same_path(began, experiment, done, folder.path)
-        if (before := folder.result()) and done == len(experiment.timetable()):
-            return Result(**before)
-        if config_hash(experiment) != config_hash(began):  # a later resume aims for the new rounds and budget too
-            folder.change(experiment)
-        return _carry_on(folder, experiment, checkpoint, notes, watcher or Nobody(), experiment.data.load())
-
-
-_MOVABLE = [each.name for each in fields(Execution) if each.name not in Execution.FIXED]
-
-
-def changeable(word: str) -> bool:
-    """Whether a word may change a run that has begun."""
-    key = config.setting(word)[0]
-    return key in ("rounds", "uplink.dp.budget") or key.partition(".")[0] in _MOVABLE
-
-
-def _same_settings(folder: RunFolder, began: Experiment) -> None:
-    """A config.yaml changed by hand would silently be another experiment; another version may read it differently."""
-    card = folder.passport() if (folder.path / "passport.json").exists() else None
-    if card and card["code"]["sha256"] == code_hash() and card["config_hash"] != config_hash(began):
-        raise BadInput(f"{folder.config} has changed since the run began; start a new run with these settings")
-
-
-def _same_path(began: Experiment, now: Experiment, done: int, path: Path) -> None:
-    """With another number of rounds, the rounds that are done must have been the same."""
-    if len(now.timetable()) < done:
-        raise BadInput(f"rounds is {now.rounds}, but {path} has done {done} already")
-    if steps(began)[:done] != steps(now)[:done]:
-        why = "the rounds already done would have been others (a last stage, or a rate that depends on their number)"
-        raise BadInput(f"rounds cannot change any more: {why}")
-
-
-def _carry_on(
+def carry_on(
     folder: RunFolder,
     experiment: Experiment,
+    ready: RunInputs,
     checkpoint: Checkpoint | None,
     notes: list[str],
     watcher: Watcher,
-    images: Any,
 ) -> Result:
+    """The rounds that are left, into the run's folder."""
     start = checkpoint or Checkpoint(0, Tree(), Ledger(), 0.0)
-    federation, split = experiment.federation(images)
+    images, federation, split, net, public = ready
     card = passport(experiment, images, split)
-    public = public_images(experiment)
     if public is not None:
         card["auxiliary"] = {"name": public.name, "origin": public.origin, "sha256": public.checksum}
     if (folder.path / "passport.json").exists():
@@ -147,8 +111,7 @@ def _carry_on(
     keep_freed_memory()
     tracking = tracked(watcher, experiment, folder.path, start.round)
     with _last_words(folder), threads(1), matmuls(experiment.execution.precision), tracking as watcher:
-        net = experiment.network(images).to(experiment.execution.device)
-        federation = to_device(experiment, federation)
+        net, federation = net.to(experiment.execution.device), to_device(experiment, federation)
         engine = _engine(experiment, net, federation, folder, start.round)
         engine.heard = watcher.clients
         timed = Timed(engine, experiment.execution.device)

@@ -31,6 +31,7 @@ from ...experiment import Experiment, build
 from ...runs.folder import RunFolder
 from ...runs.grid import merged_words
 from ...simulate import run as simulate
+from ...simulate.resume import resume
 from ...simulate.run import matmuls, threads
 from ..figure_runs import Figure
 from .tables import WORDS, column
@@ -161,7 +162,7 @@ def warmed(experiment: Experiment, place: Path) -> Tree:
         out=str(place),
     )
     if not (place / "result.json").exists():
-        simulate.resume(place) if (place / "config.yaml").exists() else simulate.run(warm)
+        resume(place) if (place / "config.yaml").exists() else simulate.run(warm)
     checkpoint, _ = RunFolder.open(place).load()
     assert checkpoint is not None  # a complete run ends with one
     return checkpoint.state.model.map(lambda leaf: leaf.to(experiment.execution.device))
