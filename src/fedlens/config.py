@@ -25,6 +25,7 @@ from .core.algorithm import Recipe
 from .core.aliases import ALIASES, RATIOS, RENAMED, SYNONYMS
 from .core.cohort import COHORTS, Cohort
 from .core.errors import BadInput, brief, nearest
+from .core.names import is_text, strangers_may_name
 from .core.optimizer import SCHEDULES, Schedule
 from .core.transform import TRANSFORMS, Transform
 from .core.yaml_dialect import Dumper, parse_yaml, read_yaml
@@ -229,7 +230,8 @@ def _part(kind: type, value: Any, path: str, default: Any = None, listed: bool =
     name = fields.pop("is", None)
     if name is None and not _is_part(default, kind):
         raise BadInput(f"{path} has no name, only {', '.join(map(str, fields))}; {nearest('', REGISTRIES[kind])}")
-    name, implied = _shorthand(kind, _name(type(default)) if name is None else name, path)
+    name = _name(type(default)) if name is None else name
+    name, implied = (name, {}) if strangers_may_name() is not None else _shorthand(kind, name, path)
     cls = _class(kind, name, path)
     return _dataclass(cls, merged(implied, fields.items()), f"{path}.{name}" if listed else path, str(name))
 
@@ -294,7 +296,8 @@ def _class(kind: type, name: Any, path: str) -> type:
         spelled = {known.replace("_", ""): known for known in registry}
         if known := spelled.get(name.lower().replace("-", "").replace("_", "")):
             return registry[known]
-        if ":" in name:
+        allowed = strangers_may_name()
+        if ":" in name and (allowed is None or name in allowed):
             return _imported(kind, name, path)
     raise BadInput(f"{path} {brief(name)} is unknown; {nearest(str(name), registry)}")
 
@@ -346,9 +349,16 @@ def _dataclass(kind: type, raw: Any, path: str, name: str = "") -> Any:
     parts = (kind, Execution) if kind is Experiment else (kind,)
     defaults = {f.name: f.default for part in parts for f in dataclasses.fields(part)}
     found = {k: resolve(known[k], v, f"{prefix}{k}", defaults[k]) for k, v in raw.items()}
+    required = (f.name for f in dataclasses.fields(kind) if f.init and _is_required(f))
+    if lacking := next((name for name in required if name not in found), None):
+        raise BadInput(f"{prefix}{lacking} is missing")
     if kind is Experiment:
         found["execution"] = Execution(**{k: found.pop(k) for k in _types(Execution) if k in found})
     return kind(**found)
+
+
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 def _checked(value: Any, path: str) -> Any:
@@ -406,6 +416,9 @@ def _places(of_parts: bool) -> list[str]:
 
 
 def _scalar(kind: Any, value: Any, path: str) -> Any:
+    allowed = strangers_may_name()
+    if allowed is not None and value not in ("", [], None, *allowed) and is_text(kind):
+        raise BadInput(f"{path} is a text, and a contract has names and numbers alone")
     if isinstance(value, bool) and (typing.get_args(kind) or (kind,))[0] in (int, float):
         raise BadInput(f"{path} is {str(value).lower()}, but it should be a number")
     if isinstance(value, bool) and str(value).lower() in typing.get_args(kind):

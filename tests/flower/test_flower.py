@@ -33,10 +33,10 @@ from fedlens.data.prepare import Prepare
 from fedlens.engines.sequential import Sequential
 from fedlens.flower import launch
 from fedlens.flower import resident as warm
-from fedlens.flower.client import NodeEngine, Trainer
+from fedlens.flower.client import Trainer
 from fedlens.flower.contract import contract, experiment_of, job_of, order_of
 from fedlens.flower.messages import Leaf, Payload, from_bytes, from_records, leaves_of, to_bytes, to_records, tree_of
-from fedlens.flower.node import Node, Policy
+from fedlens.flower.node import Budget, Node, Policy
 from fedlens.runs.diff import differences
 from fedlens.runs.folder import RunFolder
 from fedlens.simulate import recorder
@@ -89,8 +89,11 @@ def words(folder: Path, method: str = "scaffold", *more: str) -> list[str]:
 
 
 def node_file(folder: Path, client: int, **settings) -> Path:
-    """A node with storage, and an owner who does not mind."""
-    plain = {"client": client, "storage": f"node-{client}", "policy": {"raw_derived": True}, **settings}
+    """A node with storage, for a trial with data that all have, and an owner who does not mind."""
+    plain = {"client": client, "storage": f"node-{client}", "policy": {"raw_derived": True, "contracts": "any"}}
+    trial = {"is": "npz", "path": str(folder / ("data32.npz" if (folder / "data32.npz").exists() else "data16.npz"))}
+    plain |= {"privacy": None} if "data" in settings else {"simulation": trial}
+    plain |= settings
     path = folder / f"node-{client}.yaml"
     path.write_text(json.dumps(plain))
     return path
@@ -255,7 +258,7 @@ def test_nodes_run_no_code_of_somebody_else(tmp_path):
     images = experiment.data.load()
     agreed = contract(experiment, images, "run")
     for part, value in (("algorithm", {"is": "os:system"}), ("model", {"is": "custom", "path": "thing:Net"})):
-        with pytest.raises(BadInput, match="code of its own"):
+        with pytest.raises(BadInput, match="has not allowed"):
             experiment_of({**agreed, "experiment": {**agreed["experiment"], part: value}})
     with pytest.raises(BadInput, match=r"fedlens 9\.9.*install the same version"):
         experiment_of({**agreed, "version": "9.9"})
@@ -473,6 +476,7 @@ def test_a_repeated_round_starts_from_the_memory_before_it(tmp_path):
     for kind, storage in (("disk", True), ("context", False)):
         place = tmp_path / kind
         place.mkdir()
+        digits(place / "data16.npz")
         first = Grid(nodes(place) if storage else [{"partition-id": i} for i in range(3)], dies_at=5)
         with pytest.raises(KeyboardInterrupt):
             deployed(place / "real", settings, first)
@@ -495,34 +499,38 @@ def test_another_experiment_in_the_same_folder_is_refused(tmp_path):
 
 
 # ---- the owner's policy ----------------------------------------------------------------------------------------------
-DP = ("uplink=dp", "uplink.multiplier=4", "evaluate.personal=none")
+DP = ("uplink=dp", "uplink.multiplier=4", "evaluate.personal=none", "weighting=uniform")
 
 
 @pytest.mark.parametrize(
-    ("policy", "method", "more", "sentence"),
+    ("policy", "epsilon", "method", "more", "sentence"),
     [
-        (Policy(("fedavg",)), "scaffold", (), "allows fedavg, and scaffold is not among them"),
-        (Policy(("fedxds",), raw_derived=True), "fedxds", (), "and scaffold is not among them"),
-        (Policy(), "fedsls", (), "model updates out alone, and this method sends saliency"),
-        (Policy(), "fedxds", (), "this method sends x, y"),
-        (Policy(epsilon=5.0), "fedavg", (), "set uplink=dp with trust=nobody"),
-        (Policy(epsilon=5.0), "fedavg", DP[:2], "set evaluate.personal=none"),
-        (Policy(epsilon=0.1), "fedavg", DP, "allows epsilon 0.1 at most, and this run would spend"),
-        (Policy(epsilon=50.0, raw_derived=True), "fedsls", DP, "has rounds whose answers have no noise"),
-        (Policy(("fedavg",), epsilon=50.0), "fedavg", DP, ""),
-        (Policy(("scaffold",)), "scaffold", (), ""),
-        (Policy(raw_derived=True), "fedxds", (), ""),
+        (Policy(("fedavg",)), None, "scaffold", (), "allows fedavg, and scaffold is not among them"),
+        (Policy(("fedxds",), raw_derived=True), None, "fedxds", (), "and scaffold is not among them"),
+        (Policy(), None, "fedsls", (), "model updates out alone, and this method sends saliency"),
+        (Policy(), None, "fedxds", (), "this method sends x, y"),
+        (Policy(), 5.0, "fedavg", (), "set uplink=dp with trust=nobody"),
+        (Policy(), 5.0, "fedavg", DP[:2], "set evaluate.personal=none"),
+        (Policy(), 5.0, "fedavg", DP[:3], "set weighting=uniform"),
+        (Policy(), 0.1, "fedavg", DP, "of which 0.1 is left, and with this run"),
+        (Policy(raw_derived=True), 50.0, "fedsls", DP[:3], "has rounds whose answers have no noise"),
+        (Policy(("fedavg",)), 50.0, "fedavg", DP, ""),
+        (Policy(("scaffold",)), None, "scaffold", (), ""),
+        (Policy(raw_derived=True), None, "fedxds", (), ""),
     ],
 )
-def test_policy(policy, method, more, sentence, tmp_path):
+def test_policy(policy, epsilon, method, more, sentence, tmp_path):
     experiment = config.read(None, words(tmp_path, method, *more))
     images = experiment.data.load()
-    node = Node(0, storage=str(tmp_path / "storage"), policy=policy)
+    budget = None if epsilon is None else Budget(epsilon, 1e-5, "bars", str(tmp_path / "ledgers"))
+    own = None if epsilon is None else experiment.data
+    policy = replace(policy, contracts="any")
+    node = Node(0, data=own, storage=str(tmp_path / "storage"), policy=policy, privacy=budget)
     hello = Payload({"ask": "hello", "contract": contract(experiment, images, "run")}, {})
     answer, _ = Trainer(node).answer(hello)
     assert sentence in answer.notes.get("refused", "") and ("refused" in answer.notes) == bool(sentence)
     if not sentence:
-        assert answer.notes == {"client": 0, "own_data": False, "own_noise": policy.epsilon is not None}
+        assert answer.notes == {"client": 0, "own_data": own is not None, "own_noise": own is not None}
 
 
 def test_who_passes_a_strict_policy(tmp_path):
@@ -532,7 +540,7 @@ def test_who_passes_a_strict_policy(tmp_path):
     for name in more | updates:
         experiment = config.read(None, [*words(tmp_path, "fedavg"), f"algorithm={name}"])
         try:
-            Policy().check(experiment, experiment.data.load(), 0)
+            Policy().check(experiment, experiment.data.load())
         except BadInput as error:
             assert "model updates out alone" in str(error)
             refused.add(name)
@@ -565,56 +573,20 @@ def test_the_server_is_told_why_a_node_refuses(tmp_path):
     assert not grid.tasks
 
 
-def test_noise_is_the_nodes_own_and_accounted_for(tmp_path):
-    experiment = config.read(None, words(tmp_path, "fedavg", *DP, "rounds=3"))
-    images = experiment.data.load()
-    net, (federation, _) = experiment.network(images), experiment.federation(images)
-    policy = Policy(epsilon=6.0)
-    trainers = {
-        name: Trainer(Node(0, storage=str(tmp_path / name), policy=each))
-        for name, each in (("a", policy), ("b", policy), ("open", Policy()))
-    }
-    jobs = []
-
-    class Watch(Sequential):
-        def run(self, job, cohort):
-            jobs.append(job)
-            return super().run(job, cohort)
-
-    run_rounds(experiment.algorithm, net, engine := Watch(net, federation), experiment.plan)
-    simulated = engine.run(jobs[0], [0])[0].upload
-
-    def asked(name: str, scale: float = 1.0) -> Payload:
-        notes = {"ask": "work", "contract": contract(experiment, images, "run")}
-        notes["order"] = order_of(experiment.timetable(), jobs[0])
-        return trainers[name].answer(Payload(notes, {"download": leaves_of(jobs[0].download * scale)}))[0]
-
-    uploads = {name: tree_of(asked(name).trees["upload"]) for name in trainers}
-    assert same(uploads["open"], simulated)  # the server could take this noise off again
-    assert not same(uploads["a"], simulated) and not same(uploads["a"], uploads["b"])
-    assert same(uploads["a"], tree_of(asked("a").trees["upload"]))  # asked again, it learns nothing new
-    secret = NodeEngine(net, federation)
-    secret.secret = "node a's"
-    keys = [secret.open(replace(jobs[0], download=jobs[0].download * scale), 0)[0].key for scale in (1.0, 1.0, 1.5)]
-    assert keys[0] == keys[1] != keys[2]  # noise that was drawn for one question would cancel out of two
-    answers = [asked("a", 1 + k / 8) for k in range(1, 12)]  # a server that asks another question is one upload further
-    allowed = sum("upload" in answer.trees for answer in answers)
-    assert 0 < allowed < len(answers) and "which" in answers[-1].notes["refused"]
-    from fedlens.privacy.accounting import Release, total_epsilon
-
-    spent = [total_epsilon({Release(2.0): count}, 1e-5) for count in (allowed + 1, allowed + 2)]
-    assert spent[0] <= 6.0 < spent[1]
-    assert (tmp_path / "a" / "secret").stat().st_mode & 0o077 == 0
-
-
 def test_node_files(tmp_path):
     assert Node.read(node_file(tmp_path, 2)).storage == str(tmp_path / "node-2")
     for text, sentence in (
-        ("client: -1", "client is -1"),
+        ("client: -1\nsimulation: mnist5k", "client is -1"),
         ("storage: x", "must say which client"),
-        ("client: 0\npolicy: {algorithms: [fedavgg]}", "did you mean 'fedavg'"),
-        ("client: 0\npolicies: {}", "unknown key policies"),
-        ("client: 0\npolicy: {epsilon: 1.0}", "needs a storage folder"),
+        ("client: 0\npolicy: {algorithms: [fedavgg]}\nsimulation: mnist5k", "did you mean 'fedavg'"),
+        ("client: 0\npolicies: {}\nsimulation: mnist5k", "unknown key policies"),
+        ("client: 0", "names no data: set data"),
+        ("client: 0\ndata: mnist5k", "set `privacy: none`"),
+        ("client: 0\ndata: mnist5k\nsimulation: mnist5k\nprivacy: none", "remove one of the two"),
+        ("client: 0\nsimulation: mnist5k\npolicy: {epsilon: 1.0}", "is now `privacy:"),
+        ("client: 0\ndata: mnist5k\nprivacy: {epsilon: 1.0, delta: 1e-5, label: a}", "needs a storage folder"),
+        ("client: 0\ndata: mnist5k\nprivacy: {epsilon: 1.0}", "privacy"),
+        ("client: 0\ndata: mnist5k\nstorage: x\nprivacy: {epsilon: 1, delta: 1e-5, label: ../a}", "it names a file"),
         ("client: [", "cannot be read as YAML"),
     ):
         (tmp_path / "node.yaml").write_text(text)
@@ -627,7 +599,7 @@ def test_node_files(tmp_path):
     agreed = contract(experiment, experiment.data.load(), "run")
     node = Node(0, data=config.read(None, [f"data={other}"]).data)
     answer, _ = Trainer(node).answer(Payload({"ask": "hello", "contract": agreed}, {}))
-    assert "of images 1 x 24 x 24, but this run is about 3 classes" in answer.notes["refused"]
+    assert answer.notes["refused"] == "its images have another shape"
 
 
 # ---- a warm process --------------------------------------------------------------------------------------------------

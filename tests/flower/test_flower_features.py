@@ -95,6 +95,7 @@ def test_silent_nodes_are_asked_again_and_rest(tmp_path):
     void = [*settings, "policy.min_replies=3"]
     place = tmp_path / "place"
     place.mkdir()
+    flower.digits(place / "data16.npz")
     result = flower.deployed(tmp_path / "void", void, flower.Grid(flower.nodes(place), lost=[(1, 1)]))
     assert result.setbacks == {"missing": 1, "void": 1}
     assert flower.same(flower.state(tmp_path / "void"), by_hand(settings, {(1, 1)}, RoundPolicy(min_replies=3)))
@@ -102,6 +103,7 @@ def test_silent_nodes_are_asked_again_and_rest(tmp_path):
     resting = [*settings, "policy.max_failures=1", "policy.cooldown=1"]
     place = tmp_path / "other"
     place.mkdir()
+    flower.digits(place / "data16.npz")
     grid = flower.Grid(flower.nodes(place), lost=[(1, 1)])
     flower.deployed(tmp_path / "rest", resting, grid)
     rounds = [payload.notes["order"]["round"] for node, payload in grid.tasks if node == 101]
@@ -139,9 +141,8 @@ def test_without_everyones_noise_a_round_does_not_count(tmp_path):
 @pytest.mark.parametrize("own", [(), (1,), (0, 1, 2)], ids=["none", "one", "all"])
 def test_privacy_json_says_whose_noise_it_is(own, tmp_path):
     settings = flower.words(tmp_path, "fedavg", *flower.DP, "rounds=1", "cohort=3")
-    everyone = [
-        {"node": str(flower.node_file(tmp_path, i, policy={"epsilon": 9.0} if i in own else {}))} for i in range(3)
-    ]
+    data = {"is": "npz", "path": str(tmp_path / "data16.npz")}
+    everyone = [{"node": str(flower.node_file(tmp_path, i, **({"data": data} if i in own else {})))} for i in range(3)]
     flower.simulated(tmp_path / "simulated", settings)
     flower.deployed(tmp_path / "real", settings, flower.Grid(everyone))
     said, before = (

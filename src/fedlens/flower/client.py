@@ -2,49 +2,37 @@
 
 from __future__ import annotations
 
-import hashlib
-import secrets
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from traceback import format_exception
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 
-from ..core.algorithm import Client
-from ..core.batches import Federation, Plan
+from .. import config
+from ..core.batches import Federation
 from ..core.engine import Job
-from ..core.errors import BadInput, ClientFailed, RunFailed
+from ..core.errors import BadInput, RunFailed
 from ..core.evaluate import Evaluate
-from ..core.files import write_atomic
+from ..core.files import write_atomic, write_json
 from ..core.memories import Memories, prune
 from ..core.network import Network
-from ..core.rng import key
+from ..core.rng import system_noise
 from ..core.tree import Tree
 from ..core.wire import decode, encode
+from ..data import DataSource
 from ..engines.process import keep_freed_memory
 from ..engines.sequential import Sequential
 from ..experiment import Experiment, to_device
-from .contract import Timetable, digest, experiment_of, job_of, version
-from .messages import Leaves, Payload, leaves_of, tree_of
-from .node import Node, epsilon, private
+from .contract import Timetable, check_order, digest, experiment_of, job_of, version
+from .messages import Leaves, Payload, from_bytes, leaves_of, to_bytes, tree_of
+from .node import Node, check_privacy, price
 
+_ANSWERS = 8  # that are kept: rounds, and evaluations between them
 _MEMORY = "memory-"  # then the round that wrote it: how Flower's context names what a client knows
-
-
-class NodeEngine(Sequential):
-    """The sequential engine; where `secret` is given, what a client draws cannot be drawn again by the server."""
-
-    secret: str = ""
-
-    def _view(
-        self, job: Job, i: int, net: Network | None = None, federation: Federation | None = None
-    ) -> tuple[Client, Plan]:
-        client, batches = super()._view(job, i, net, federation)
-        if self.secret:
-            asked = hashlib.sha256(encode(job.download)).hexdigest()
-            client = replace(client, key=key(self.secret, job.round, i, asked))
-        return client, batches
 
 
 @dataclass(frozen=True)
@@ -60,62 +48,108 @@ class Prepared:
 class Trainer:
     """Keeps what the last run needed, so that a process that lives on need not build it again."""
 
-    def __init__(self, node: Node):
-        self.node = node
+    def __init__(self, node: Node, say: Callable[[str], None] = print):
+        self.node, self.say = node, say
         self._prepared: tuple[str, Prepared] | None = None
         torch.set_num_threads(1)  # the number of threads changes how sums round
         keep_freed_memory()
 
     def answer(self, payload: Payload, kept: dict[str, Leaves] | None = None) -> tuple[Payload, dict[str, Leaves]]:
-        """The reply, and what Flower's context should keep where the node has no storage: `kept`, next time."""
+        """The reply, and what Flower's context should keep where the node has no storage: `kept`, next time.
+
+        Whatever a server sends, there is a reply. What went wrong stays in the node's own log.
+        """
         try:
             return self._answer(payload, kept or {})
         except BadInput as error:
+            self.say(f"refused: {error}{'; ' if (detail := getattr(error, 'detail', '')) else ''}{detail}")
             return Payload({"refused": str(error)}, {}), kept or {}
-        except (ClientFailed, RunFailed) as error:
-            return Payload({"failed": getattr(error, "trace", str(error))}, {}), kept or {}
+        except Exception as error:  # a hostile message may break anything, and the node lives on
+            self.say(f"failed: {getattr(error, 'trace', '') or ''.join(format_exception(error))}")
+            return Payload({"failed": "its work failed; its own log says why"}, {}), kept or {}
 
     def _answer(self, payload: Payload, kept: dict[str, Leaves]) -> tuple[Payload, dict[str, Leaves]]:
         notes = payload.notes
-        run = self._prepare(notes["contract"])
+        contract = notes.get("contract")
+        if not isinstance(contract, dict) or notes.get("ask") not in ("hello", "work"):
+            raise BadInput("the message is neither a hello nor an order")
+        run = self._prepare(contract)
+        if not self.approved(contract):
+            return Payload({"waiting": "its owner has not approved this contract yet"}, {}), kept
         if notes["ask"] == "hello":
-            own = {"own_data": self.node.data is not None, "own_noise": self.node.policy.epsilon is not None}
+            own = {"own_data": self.node.data is not None, "own_noise": self.node.data is not None}
             return Payload({"client": self.node.client, **own}, {}), kept
-        order = notes["order"]
-        folder = self._folder(notes["contract"]["run"])
+        order, download = check_order(notes.get("order")), payload.trees.get("download", {})
+        asked = digest(contract, order, to_bytes(Payload({}, {"": download})), self.node.client)
+        folder = self._folder(contract["run"])
+        if (stored := self._stored(folder, asked)) is not None:
+            return stored, kept  # the very same bytes: nothing is computed, drawn or paid for again
         shared = self._shared(order["shared"], payload.trees.get("shared"), folder)
         if shared is None:
             return Payload({"missing": order["shared"]}, {}), kept
         device = run.experiment.execution.device
-        received = tree_of(payload.trees["download"]).map(lambda leaf: leaf.to(device))
+        received = tree_of(download).map(lambda leaf: leaf.to(device))
         job = job_of(run.timetable, order, received, shared.map(lambda leaf: leaf.to(device)))
         memories = self._memories(kept, folder, order["round"])
-        engine = NodeEngine(run.net, run.federation, memories=memories)
-        if self.node.policy.epsilon is not None:
-            assert folder is not None  # Node refuses a limit without storage
-            engine.secret = _secret(Path(self.node.storage))
-            _account(folder, job, self.node.policy.epsilon)
-        (reply,) = engine.run(job, [self.node.client])
-        if not isinstance(job.stage.algorithm, Evaluate):
-            self.node.policy.let_out(reply.upload)
+        upload = self._work(run, job, asked, memories)
         memories.save()
+        reply = Payload({"client": self.node.client}, {"upload": leaves_of(upload)})
         if folder is not None:
+            self._store(folder, asked, order["round"], reply)
             # A server that was killed asks for this round or the one before it again.
             prune(memories.folder or folder, before=max(0, order["round"] - 1), after=order["round"] + 1)
-        return Payload({"client": self.node.client}, {"upload": leaves_of(reply.upload)}), self._remember(
-            kept, memories, order
-        )
+        if (ledger := self.node.ledger) is not None:
+            ledger.sent(asked)
+        return reply, self._remember(kept, memories, order)
+
+    def _work(self, run: Prepared, job: Job, asked: str, memories: Memories) -> Tree:
+        """One upload. Noise on data of the owner's own comes from the operating system, and is paid for before."""
+        engine = Sequential(run.net, run.federation, memories=memories)
+        is_evaluation = isinstance(job.stage.algorithm, Evaluate)
+        if (ledger := self.node.ledger) is not None:
+            cost = price(job.stage.uplink, type(job.stage.algorithm).__name__)
+            if self.node.privacy is not None and cost.noise is None:
+                raise BadInput("its owner asks for privacy, and what is asked here has no noise")
+            ledger.book(cost, asked, round=job.round + 1)
+        with system_noise() if self.node.data is not None else nullcontext():
+            (reply,) = engine.run(job, [self.node.client])
+        if not is_evaluation:
+            self.node.policy.let_out(reply.upload)
+        return reply.upload
 
     def _prepare(self, contract: dict[str, Any]) -> Prepared:
         name = digest(contract)
         if self._prepared is None or self._prepared[0] != name:
-            experiment = experiment_of(contract).with_execution(device=self.node.device).resolved()
-            images = self.node.images(experiment, contract)
-            self.node.policy.check(experiment, images, self.node.client)
-            federation = to_device(experiment, self.node.federation(experiment, images))
+            node = self.node
+            asked = experiment_of(contract, node.policy.classes)
+            if node.data is None and node.simulation is None:  # nobody's node: its data are the contract's
+                asked = replace(asked, data=config.resolve(DataSource, contract.get("simulation"), "data"))
+            experiment = asked.with_execution(device=node.device).resolved()
+            images = node.images(experiment, contract)
+            node.policy.check(experiment, images)
+            if node.privacy is not None:
+                assert node.ledger is not None  # Node refuses a budget without storage
+                check_privacy(experiment, node.client, node.ledger)
+            federation = to_device(experiment, node.federation(experiment, images))
             net = experiment.network(images).to(experiment.execution.device)
             self._prepared = name, Prepared(experiment, experiment.timetable(), net, federation)
         return self._prepared[1]
+
+    # ---- the owner's approval ----
+    def approved(self, contract: dict[str, Any]) -> bool:
+        """Whether the owner has read this contract, or needs not; one that waits is written down for him to read."""
+        if self.node.policy.contracts == "any" or self.node.data is None:
+            return True
+        if not self.node.storage:
+            raise BadInput("its owner reads contracts first, and it has no storage to keep them")
+        folder, name = Path(self.node.storage) / "contracts", digest(contract)
+        if (folder / f"{name}.approved").exists():
+            return True
+        if not (folder / f"{name}.json").exists():
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_json(folder / f"{name}.json", contract)
+            self.say(f"a new contract {name[:16]} waits for its owner: fedlens deploy approve")
+        return False
 
     # ---- what a node keeps ----
     def _folder(self, run: str) -> Path | None:
@@ -126,6 +160,21 @@ class Trainer:
         folder = Path(self.node.storage) / run
         folder.mkdir(parents=True, exist_ok=True)
         return folder
+
+    def _stored(self, folder: Path | None, asked: str) -> Payload | None:
+        """The answer that this very order had, where it is still kept."""
+        found = next(folder.glob(f"answers/*-{asked}"), None) if folder else None
+        try:
+            return from_bytes(found.read_bytes()) if found else None
+        except (OSError, RunFailed):
+            return None
+
+    def _store(self, folder: Path, asked: str, round: int, reply: Payload) -> None:
+        answers = folder / "answers"
+        answers.mkdir(exist_ok=True, mode=0o700)
+        write_atomic(answers / f"{round:06d}-{asked}", to_bytes(reply), durable=True)
+        for old in sorted(answers.glob("*"))[:-_ANSWERS]:
+            old.unlink()
 
     def _shared(self, name: str, sent: Leaves | None, folder: Path | None) -> Tree | None:
         """The common payload: none, the one that came along, or the one kept under its hash; None: it was lost."""
@@ -165,28 +214,3 @@ class Trainer:
         written = f"{_MEMORY}{int(memory.seen):06d}"
         before = sorted(name for name in kept if name < written)[-1:]
         return {name: kept[name] for name in before} | {written: leaves_of(memory)}
-
-
-def _secret(storage: Path) -> str:
-    """This node's own randomness, from the operating system, once."""
-    path = storage / "secret"
-    if not path.exists():
-        storage.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, secrets.token_hex(32).encode(), durable=True)
-        path.chmod(0o600)
-    return path.read_text("utf-8")
-
-
-def _account(folder: Path, job: Job, limit: float) -> None:
-    """Writes an upload down before it is made; refuses one too many. The same question again is the same upload."""
-    dp = private(job.stage.uplink)
-    if dp is None:
-        raise BadInput("its policy asks for privacy, and what is asked here has no noise")
-    path = folder / "releases"
-    asked = f"{job.round} {hashlib.sha256(encode(job.download)).hexdigest()}"
-    before = path.read_text("utf-8").splitlines() if path.exists() else []
-    if asked in before:
-        return
-    if epsilon(dp, len(before) + 1) > limit:
-        raise BadInput(f"its policy allows epsilon {limit:g} at most, which {len(before)} uploads have spent")
-    write_atomic(path, ("\n".join([*before, asked]) + "\n").encode(), durable=True)

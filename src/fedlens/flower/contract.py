@@ -1,10 +1,11 @@
-"""What a node is told to do: an experiment by names and numbers, and which of its rounds; never code."""
+"""What a node is told to do: an experiment by names and numbers, and which of its rounds; never code, never a path."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from ..core.algorithm import Stage
 from ..core.engine import Job
 from ..core.errors import BadInput, RunFailed
 from ..core.evaluate import Evaluate
+from ..core.names import written_by_a_stranger
 from ..core.tree import Tree
 from ..core.wire import encode
 from ..data import Images
@@ -20,15 +22,22 @@ from ..experiment import Execution, Experiment
 
 Timetable = Sequence[tuple[Stage, int, int]]
 
+# All that a node is told. Where data lie and results go, what is simulated and how the server runs is nobody's
+# business there; `partition` is for nodes that take part of a simulation's data, which their own file names.
+_TOLD = {"partition", "clients", "cohort", "model", "algorithm", "local", "rounds", "weighting", "buffers", "uplink"}
+_TOLD |= {"defences", "augment", "evaluate", "seed", "precision", "compile"}
+_SIDES, _CLASSES, _NAMED = 4096, 100_000, 200  # pixels of an image; classes; characters of a class
+
 
 def contract(experiment: Experiment, images: Images, run: str) -> dict[str, Any]:
-    """What all orders of a run have in common. Where things lie and run is each party's own matter."""
-    mine = experiment.execution
-    here = Execution(engine="sequential", precision=mine.precision, compile=mine.compile, picture=False)
-    return {
+    """What all orders of a run have in common; refused where a setting cannot be told to others."""
+    here = replace(_without_weights(experiment), execution=_execution(experiment))
+    told = {name: value for name, value in config.to_dict(here).items() if name in _TOLD}
+    found = {
         "version": __version__,
         "run": run,
-        "experiment": config.to_dict(replace(experiment, execution=here)),
+        "experiment": told,
+        "simulation": config.to_dict(experiment.data),  # for nodes without an owner; all others have data of their own
         "data": {
             "classes": list(images.classes),
             "shape": list(images.x.shape[1:]),
@@ -36,28 +45,69 @@ def contract(experiment: Experiment, images: Images, run: str) -> dict[str, Any]
             "std": list(images.std),
         },
     }
+    try:
+        experiment_of(found, _own_names(told))
+    except BadInput as error:
+        raise BadInput(f"this cannot be told to nodes: {error}") from None
+    return found
 
 
-def experiment_of(contract: dict[str, Any]) -> Experiment:
-    """Refuses other versions, whose bits may differ, and names that would import a module of somebody's choice."""
-    if contract.get("version") != __version__:
-        theirs = contract.get("version")
-        raise BadInput(f"the server runs fedlens {theirs}, this node {__version__}: install the same version on both")
-    if foreign := next(_foreign(contract["experiment"]), None):
-        raise BadInput(f"{foreign!r} is code of its own; nodes run what their own fedlens has, and nothing else")
-    return config.resolve(Experiment, contract["experiment"])
+def _execution(experiment: Experiment) -> Execution:
+    mine = experiment.execution
+    return Execution(engine="sequential", precision=mine.precision, compile=mine.compile, picture=False)
 
 
-def _foreign(value: Any):
+def _without_weights(experiment: Experiment) -> Experiment:
+    """Initial weights travel as the first download, and no node is told where they lie."""
+    if getattr(experiment.model, "weights", ""):
+        return replace(experiment, model=replace(experiment.model, weights=""))  # pyright: ignore[reportCallIssue]
+    return experiment
+
+
+def _own_names(value: Any) -> set[str]:
+    """The module:Class names in a configuration: nodes refuse them unless their owners allow them by name."""
     if isinstance(value, dict):
-        name = value.get("is")
-        if isinstance(name, str) and (":" in name or name == "custom"):
-            yield value.get("path", name)
-        for inner in value.values():
-            yield from _foreign(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _foreign(inner)
+        name = str(value.get("path") or "custom") if value.get("is") == "custom" else value.get("is")
+        mine = {name} if isinstance(name, str) and (":" in name or value.get("is") == "custom") else set()
+        return mine.union(*map(_own_names, value.values()))
+    return set().union(*map(_own_names, value)) if isinstance(value, list) else set()
+
+
+def experiment_of(contract: dict[str, Any], allowed: Collection[str] = ()) -> Experiment:
+    """What a server asks for, refused before anything is imported or opened.
+
+    Other versions, whose bits may differ; settings that are no matter of a node; names beyond the installed package,
+    but for those of `allowed`; any text.
+    """
+    if contract.get("version") != __version__:
+        theirs = str(contract.get("version"))[:20]
+        raise BadInput(f"the server runs fedlens {theirs}, this node {__version__}: install the same version on both")
+    asked = contract.get("experiment")
+    if not isinstance(asked, dict) or not all(isinstance(key, str) for key in asked):
+        raise BadInput("the contract has no experiment")
+    if extra := sorted(asked.keys() - _TOLD):
+        raise BadInput(f"{extra[0][:40]!r} is no part of a contract: where things lie and run is each party's own")
+    if foreign := sorted(_own_names(asked) - set(allowed)):
+        raise BadInput(f"{foreign[0][:80]!r} is code that this node's owner has not allowed (policy.classes)")
+    _check_data(contract.get("data"))
+    with written_by_a_stranger(allowed):
+        return config.resolve(Experiment, asked)
+
+
+def _check_data(asked: Any) -> None:
+    """Numbers and short names, of images that can exist."""
+    data = asked if isinstance(asked, dict) else {}
+    classes, shape = data.get("classes"), data.get("shape")
+    fine = isinstance(classes, list) and 2 <= len(classes) <= _CLASSES and len(set(map(repr, classes))) == len(classes)
+    fine = fine and all(isinstance(name, str) and len(name) <= _NAMED for name in classes or ())
+    fine = fine and isinstance(shape, list) and len(shape) == 3
+    fine = fine and all(type(side) is int and 0 < side <= _SIDES for side in shape or ())
+    for name in ("mean", "std"):
+        values = data.get(name)
+        fine = fine and isinstance(values, list) and len(values) == (shape or [0])[0]
+        fine = fine and all(type(value) in (int, float) and math.isfinite(value) for value in values or ())
+    if not fine:
+        raise BadInput("the contract does not say what images it is about: classes, shape, mean and std")
 
 
 # ---- one round -------------------------------------------------------------------------------------------------------
@@ -75,6 +125,7 @@ def order_of(timetable: Timetable, job: Job) -> dict[str, Any]:
 
 def job_of(timetable: Timetable, order: dict[str, Any], download: Tree, shared: Tree) -> Job:
     """The job that an order means. A server that asks for rounds the experiment does not have is refused."""
+    check_order(order)
     stage, round = order["stage"], order["round"]
     if not 0 <= stage < len(timetable) or round != stage + (order["look"] is not None):
         raise BadInput(f"round {round + 1} is no part of the experiment, which has {len(timetable)}")
@@ -82,6 +133,18 @@ def job_of(timetable: Timetable, order: dict[str, Any], download: Tree, shared: 
     if (order["at"], order["since"]) != (at, since):
         raise BadInput(f"round {round + 1} is described in two ways: the server's fedlens differs from this node's")
     return Job(_stage(timetable, order), download, shared, round, at, since, order["seed"])
+
+
+def check_order(order: Any) -> dict[str, Any]:
+    """The same; refuses what `order_of` cannot have written."""
+    given = order if isinstance(order, dict) else {}
+    look = given.get("look")
+    numbers = [given.get(name) for name in ("round", "at", "since", "seed", "stage")]
+    numbers += [value for value in look.values() if value is not None] if isinstance(look, dict) else []
+    fine = look is None or (isinstance(look, dict) and look.keys() == {"epochs", "steps"})
+    if not (fine and isinstance(given.get("shared"), str) and all(type(value) is int for value in numbers)):
+        raise BadInput("the order is damaged: it does not say which round it is")
+    return given
 
 
 def _stage(timetable: Timetable, order: dict[str, Any]) -> Stage:
@@ -94,5 +157,10 @@ def version(shared: Tree) -> str:
     return hashlib.sha256(encode(shared)).hexdigest()[:16] if shared else ""
 
 
-def digest(contract: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(contract, sort_keys=True).encode()).hexdigest()[:16]
+def digest(*parts: Any) -> str:
+    """What a contract or an order says, in 32 bytes: parts are plain data or bytes."""
+    found = hashlib.sha256()
+    for part in parts:
+        data = part if isinstance(part, bytes) else json.dumps(part, sort_keys=True).encode()
+        found.update(len(data).to_bytes(8, "little") + data)
+    return found.hexdigest()

@@ -29,6 +29,7 @@ _PAUSE = 0.1  # seconds between two looks for replies; Flower's own send_and_rec
 _REMEMBERED = 1000  # answers that are overdue
 _SHOWN = 300  # characters of what a node says
 _HELLO = 120.0  # seconds that a node may take to say who it is
+_AGAIN = 5.0  # seconds until a node whose owner has not approved the run is asked again
 
 
 class _Pulled(NamedTuple):
@@ -58,6 +59,7 @@ class Nodes:
         self._known: dict[int, int] = {}  # client -> node
         self._strangers: set[int] = set()  # nodes that do not take part
         self._refusals: list[str] = []
+        self._waiting: dict[int, float] = {}  # node whose owner has not approved the run yet -> when to ask again
         self._late: dict[str, int] = {}  # message -> node that has not answered it in time
 
     def gather(self, wait: float) -> None:
@@ -75,9 +77,15 @@ class Nodes:
         """client -> node of all that can be reached now; new ones are asked who they are."""
         there = set(self.grid.get_node_ids())
         self._known = {client: node for client, node in self._known.items() if node in there}
-        new = sorted(there - set(self._known.values()) - self._strangers)
+        later = {node for node, when in self._waiting.items() if time.monotonic() < when}
+        new = sorted(there - set(self._known.values()) - self._strangers - later)
         hello = Payload({"ask": "hello", "contract": self.contract}, {})
         for node, answer in self.ask(dict.fromkeys(new, hello), "query", _HELLO):
+            if "waiting" in answer.notes:
+                if node not in self._waiting:
+                    self.say("a node waits for its owner, who reads every new contract: fedlens deploy approve")
+                self._waiting[node] = time.monotonic() + _AGAIN
+                continue
             said = answer.notes.get("client")
             client = said if isinstance(said, int) and 0 <= said < self.population else None
             if client is not None and client not in self._known:

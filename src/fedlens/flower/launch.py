@@ -66,11 +66,17 @@ _NODE = """\
 client: {client}
 storage: {storage}
 device: auto
-# data: {{is: folder, path: /path/to/images}}   # without it: part {client} of the experiment's data, as in a simulation
+# The owner's own images; the server never learns where they lie:
+# data: {{is: folder, path: /path/to/images}}
+# What may ever leave them, over all runs: none, or a budget, under which this node takes part with uplink=dp alone:
+# privacy: {{epsilon: 8, delta: 1e-5, label: NAME}}
+simulation: {simulation}   # a trial: part {client} of data that all nodes have; remove this line where data is set
+extra_classes: refuse  # drop: leave images out whose class the run does not declare
 policy:
   algorithms: []       # names such as [fedavg]; none: all that this node's fedlens has
+  classes: []          # code of your own that a contract may name, as [my_module:MyMethod]; none: no code
   raw_derived: false   # true: more than model updates may leave, such as masked images or a score
-  epsilon: null        # at most, of a run: the server must then use uplink=dp, and this node draws the noise itself
+  contracts: ask       # any: carry out every contract within this policy; ask: `fedlens deploy approve` comes first
 """
 
 
@@ -124,7 +130,9 @@ def init(folder: Path, words: Sequence[str], host: str, port: int, listen: str =
         place = folder / "nodes" / str(client)
         place.mkdir(parents=True)
         (place / "link.json").write_text(link, "utf-8")
-        (place / "node.yaml").write_text(_NODE.format(client=client, storage="storage"), "utf-8")
+        trial = json.dumps(config.to_dict(experiment.data))
+        text = _NODE.format(client=client, storage="storage", simulation=trial)
+        (place / "node.yaml").write_text(text, "utf-8")
     return app
 
 

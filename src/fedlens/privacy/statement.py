@@ -16,11 +16,8 @@ SEEDED = (
 # Of what errands let out: a node that draws for itself refuses methods that send anything but under uplink=dp.
 SEEDED_AT_NODES = f"{SEEDED}. Deployed nodes draw it from the run's seed, too: that of uplink=dp alone is their own"
 OWN_NOISE = (
-    "drawn by the nodes themselves, as they say: each from a secret that its operating system made and that never "
-    "leaves it, its client's number, the round and what it was sent, so that the server cannot draw it again from the "
-    "run's seed. The generator is not a cryptographic one and starts from 56 bits: whoever knows parts of the noise "
-    "exactly, as where an update is zero for certain, could search for the rest. Noise is made of 24-bit numbers and "
-    "ends at 5.8 standard deviations; attacks on floating-point noise are not prevented"
+    "drawn by the nodes themselves, as they say: anew for every upload from their operating system's randomness, so that "
+    "no seed brings it back. Uniform numbers have 53 bits; attacks on floating-point noise are not prevented"
 )
 
 

@@ -1,0 +1,422 @@
+"""Attacks on a node by the server that it works for: each must fail."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import typing
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedlens import config
+from fedlens.core.errors import BadInput
+from fedlens.core.run import run as run_rounds
+from fedlens.core.tree import Tree
+from fedlens.engines.sequential import Sequential
+from fedlens.flower.client import Trainer
+from fedlens.flower.contract import contract, experiment_of, order_of
+from fedlens.flower.ledger import ReleaseLedger, Spent
+from fedlens.flower.messages import Payload, leaves_of, tree_of
+from fedlens.flower.node import Budget, Node, Policy, declared
+from fedlens.privacy.accounting import Release, total_epsilon
+
+DP = ("uplink=dp", "uplink.multiplier=4", "evaluate.personal=none", "weighting=uniform")
+
+
+def bars(path: Path, classes: int = 3, seed: int = 0, names: tuple[str, ...] = ()) -> Path:
+    """Bars, one place a class, as a file of arrays."""
+    draw = np.random.default_rng(seed)
+    y = np.arange(90) % classes
+    x = draw.integers(0, 120, (len(y), 16, 16), dtype=np.uint8)
+    for image, label in zip(x, y, strict=True):
+        image[:, 2 + 4 * label : 5 + 4 * label] += 100
+    parts = {"x_train": x[:60], "y_train": y[:60], "x_test": x[60:], "y_test": y[60:]}
+    np.savez(path, **parts, **({"classes": np.array(names)} if names else {}))
+    return path
+
+
+def words(path: Path, *more: str) -> list[str]:
+    usual = ["clients=2", "rounds=2", "cohort=2", "local.batch_size=8", "local.steps=2", "local.lr=0.05", "model=cnn2"]
+    return [*usual, f"data={path}", "partition=iid", "picture=false", *more]
+
+
+class World:
+    """One experiment, its first job, and nodes that own all its data."""
+
+    def __init__(self, folder: Path, *more: str):
+        self.folder = folder
+        self.experiment = config.read(None, words(bars(folder / "bars.npz"), *more)).resolved()
+        self.images = self.experiment.data.load()
+        net, (federation, _) = self.experiment.network(self.images), self.experiment.federation(self.images)
+        jobs = []
+
+        class Watch(Sequential):
+            def run(self, job, cohort):
+                jobs.append(job)
+                return super().run(job, cohort)
+
+        run_rounds(self.experiment.algorithm, net, Watch(net, federation), self.experiment.plan)
+        self.jobs = jobs
+
+    def node(self, name: str = "a", epsilon: float | None = None, **more) -> Trainer:
+        budget = None if epsilon is None else Budget(epsilon, 1e-5, "bars", str(self.folder / "ledgers"))
+        policy = Policy(raw_derived=True, contracts="any")
+        node = Node(0, data=self.experiment.data, storage=str(self.folder / name), policy=policy, privacy=budget)
+        return Trainer(replace(node, **more), say=lambda text: None)
+
+    def work(self, *more: str, scale: float = 1.0, run: str = "run", seed: int | None = None, at: int = 0) -> Payload:
+        """An order for the first job, under these words over the experiment."""
+        experiment = self.experiment
+        if more:
+            experiment = config.read(None, [*words(self.folder / "bars.npz", *self.more), *more]).resolved()
+        job = replace(self.jobs[at], stage=experiment.timetable()[at].stage)
+        order = order_of(experiment.timetable(), job)
+        order = order if seed is None else {**order, "seed": seed}
+        notes = {"ask": "work", "contract": contract(experiment, self.images, run), "order": order}
+        return Payload(notes, {"download": leaves_of(job.download * scale)})
+
+    more: tuple[str, ...] = ()
+
+
+def world(folder: Path, *more: str) -> World:
+    found = World(folder, *more)
+    found.more = more
+    return found
+
+
+def upload(answer: tuple[Payload, object]) -> torch.Tensor:
+    """All of an answer's update in one row."""
+    payload = answer[0]
+    assert "upload" in payload.trees, payload.notes
+    return torch.cat([leaf.flatten().double() for _, leaf in sorted(tree_of(payload.trees["upload"]).delta.paths())])
+
+
+# ---- contracts -------------------------------------------------------------------------------------------------------
+def hostile(agreed: dict) -> list[dict]:
+    """Contracts that name code, files or addresses."""
+    told = agreed["experiment"]
+    parts: list[tuple[str, object]] = [
+        ("model", "os:system"),
+        ("model", {"is": "os:system"}),
+        ("model", {"is": "custom", "path": "os:system"}),
+        ("model", {"is": "custom"}),
+        ("model", {"is": "resnet18", "weights": "/etc/passwd"}),
+        ("model", {"is": "resnet18", "weights": "somebody/repo"}),
+        ("algorithm", {"is": "antigravity:fly"}),
+        ("algorithm", {"is": "finetune", "base": {"is": "antigravity:fly"}}),
+        ("algorithm", "fedavg+ft"),  # a shorthand
+        ("algorithm", "spatl/paper"),
+        ("algorithm", {"is": "spatl", "pretrained": "/etc/passwd"}),
+        ("algorithm", {"is": "os\uff1asystem"}),
+        ("uplink", [{"is": "antigravity:fly"}]),
+        ("uplink", {"antigravity:fly": {}}),
+        ("defences", ["antigravity:fly"]),
+        ("cohort", {"is": "antigravity:fly"}),
+        ("partition", {"is": "file", "path": "/etc/passwd"}),
+        ("partition", "/etc/passwd.json"),
+        ("partition", {"is": "flwr", "partitioner": "os.system"}),
+        ("local", {"schedule": {"is": "antigravity:fly"}}),
+        ("data", {"is": "npz", "path": "/etc/passwd"}),
+        ("auxiliary", {"is": "npz", "path": "/etc/passwd"}),
+        ("out", "/tmp/there"),
+        ("track", ["mlflow"]),
+        ("devices", {"is": "file", "path": "/etc/passwd"}),
+        ("device", "cuda:7"),
+        ("execution", {"out": "/tmp/there"}),
+        ("rounds", {"is": "antigravity:fly"}),
+    ]
+    return [{**agreed, "experiment": {**told, key: value}} for key, value in parts]
+
+
+def text_fields() -> list[tuple[str, str, str]]:
+    """(setting of an experiment, name in its registry, field) of every field that can hold a text."""
+    kinds = {kind: key for key, kind in typing.get_type_hints(config.Experiment).items() if kind in config.REGISTRIES}
+    found = []
+    for kind, registry in config.REGISTRIES.items():
+        for name, cls in registry.items():
+            hints = typing.get_type_hints(cls)
+            found += [(kinds[kind], name, f.name) for f in fields(cls) if kind in kinds and hints[f.name] is str]
+    return found
+
+
+def test_contracts_import_and_open_nothing(tmp_path, monkeypatch):
+    experiment = config.read(None, words(bars(tmp_path / "bars.npz")))
+    agreed = contract(experiment, experiment.data.load(), "run")
+    node = Trainer(Node(0, data=experiment.data, storage=str(tmp_path / "a")), say=lambda text: None)
+    opened: list[str] = []
+    watching = [False]
+
+    def hook(event: str, arguments: tuple) -> None:
+        if watching[0] and event in ("open", "import", "os.system", "subprocess.Popen", "socket.connect"):
+            opened.append(f"{event} {arguments[0]}")
+
+    sys.addaudithook(hook)
+    before = set(sys.modules)
+    for each in hostile(agreed):
+        watching[0] = True
+        answer, _ = node.answer(Payload({"ask": "hello", "contract": each}, {}))
+        watching[0] = False
+        assert set(answer.notes) == {"refused"}, (each["experiment"], answer.notes)
+        assert opened == [], each["experiment"]
+    assert "antigravity" not in sys.modules and set(sys.modules) == before
+
+
+@pytest.mark.parametrize(("key", "name", "field"), text_fields())
+def test_no_field_takes_a_text(key, name, field, tmp_path):
+    experiment = config.read(None, words(bars(tmp_path / "bars.npz")))
+    agreed = contract(experiment, experiment.data.load(), "run")
+    asked = {**agreed["experiment"], key: {"is": name, field: "/etc/passwd"}}
+    with pytest.raises(BadInput, match=r"is a text|is no part of a contract|has not allowed"):
+        experiment_of({**agreed, "experiment": asked})
+
+
+def test_there_are_text_fields():
+    assert ("model", "resnet18", "weights") in text_fields() and ("partition", "file", "path") in text_fields()
+
+
+def test_code_that_the_owner_allows(tmp_path, monkeypatch):
+    """By its whole name, and no other of the same module."""
+    (tmp_path / "my_methods.py").write_text(
+        "from dataclasses import dataclass\nfrom fedlens.algorithms import FedAvg\n\n\n"
+        "@dataclass(frozen=True)\nclass Mine(FedAvg):\n    pass\n\n\n@dataclass(frozen=True)\nclass Other(FedAvg):\n"
+        "    pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    experiment = config.read(None, words(bars(tmp_path / "bars.npz"), "algorithm=my_methods:Mine"))
+    agreed = contract(experiment, experiment.data.load(), "run")
+    with pytest.raises(BadInput, match=r"'my_methods:Mine' is code that this node's owner has not allowed"):
+        experiment_of(agreed)
+    assert experiment_of(agreed, ["my_methods:Mine"]).algorithm == experiment.algorithm
+    other = {**agreed, "experiment": {**agreed["experiment"], "algorithm": {"is": "my_methods:Other"}}}
+    with pytest.raises(BadInput, match="has not allowed"):
+        experiment_of(other, ["my_methods:Mine"])
+
+
+MALFORMED = [
+    {},
+    {"ask": "hello"},
+    {"ask": "hello", "contract": []},
+    {"ask": "hello", "contract": {"version": "0.1.0", "experiment": 3}},
+    {"ask": "rm", "contract": {}},
+    {"ask": "work", "contract": {"version": [1] * 1000}},
+]
+
+
+@pytest.mark.parametrize("notes", MALFORMED, ids=range(len(MALFORMED)))
+def test_malformed_messages_are_answered(notes, tmp_path):
+    found = world(tmp_path)
+    node = found.node()
+    answer, _ = node.answer(Payload(notes, {}))
+    assert "refused" in answer.notes or "failed" in answer.notes
+    good = found.work()
+    for broken in ({}, {"round": "one"}, {**good.notes["order"], "look": {"epochs": "many"}}, [], None):
+        answer, _ = node.answer(Payload({**good.notes, "order": broken}, good.trees))
+        assert "refused" in answer.notes
+    for trees in ({}, {"download": {}}, {"download": leaves_of(Tree(model=Tree(a=torch.ones(2))))}):
+        answer, _ = node.answer(Payload(good.notes, trees))
+        assert answer.notes == {"failed": "its work failed; its own log says why"}
+    assert upload(node.answer(good)).isfinite().all()  # it is alive
+
+
+def test_what_failed_stays_in_the_owners_log(tmp_path):
+    said: list[str] = []
+    node = Trainer(Node(0, data=config.read(None, [f"data={tmp_path}/gone.npz"]).data), say=said.append)
+    experiment = config.read(None, words(bars(tmp_path / "bars.npz")))
+    hello = Payload({"ask": "hello", "contract": contract(experiment, experiment.data.load(), "run")}, {})
+    answer, _ = node.answer(hello)
+    assert answer.notes == {"refused": "its data cannot be read"} and "gone.npz" in said[0]
+
+
+# ---- noise -----------------------------------------------------------------------------------------------------------
+def test_two_questions_do_not_cancel_the_noise(tmp_path):
+    """Another rate, seed, run, round or download: new noise every time; the very same order: the very same bytes."""
+    found = world(tmp_path, *DP, "uplink.norm=0.001", "uplink.multiplier=100")  # nearly all is noise
+    node = found.node()
+    orders = {
+        "first": found.work(),
+        "rate": found.work("local.lr=0.0500001"),
+        "run": found.work(run="another"),
+        "download": found.work(scale=1 + 1e-7),
+        "seed": found.work(seed=12345),
+    }
+    uploads = {name: upload(node.answer(payload)) for name, payload in orders.items()}
+    again = node.answer(orders["first"])[0]
+    assert again == node.answer(orders["first"])[0] and torch.equal(upload((again, {})), uploads["first"])
+    rows = torch.stack([*uploads.values()])
+    likeness = torch.corrcoef(rows) - torch.eye(len(rows))
+    assert likeness.abs().max() < 0.03  # the noise of two answers has nothing in common
+    std, expected = (rows[0] - rows[1]).std(), 2**0.5 * 100 * 0.001
+    assert abs(std / expected - 1) < 0.03  # the difference has the variance of two noises
+    ledger = node.node.ledger
+    assert ledger is not None
+    assert [line["kind"] for line in ledger.lines()] == ["booked", "sent"] * 5
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        DP,
+        ("uplink=noise", "uplink.std=1"),
+        ("algorithm=fedxds", "algorithm.warmup_rounds=1", "algorithm.warmup_epochs=1"),
+        ("algorithm=fedfed", "algorithm.distil_rounds=1", "algorithm.latent=8", "algorithm.width=4"),
+    ],
+    ids=["dp", "noise", "fedxds", "fedfed"],
+)
+def test_no_seed_takes_noise_off_again(more, tmp_path):
+    """The server has the seed, the model and all settings: it cannot draw a node's noise."""
+    found = world(tmp_path, *more)
+    at = next(n for n, job in enumerate(found.jobs) if more is DP or "uplink=noise" in more or "Exchange" in _name(job))
+    node = found.node()
+    simulation = Trainer(replace(node.node, data=None, simulation=found.experiment.data, storage=""))
+    mine, seeded = (_leaves(each.answer(found.work(at=at))[0]) for each in (node, found.node("again")))
+    noisy = [key for key in mine if mine[key].is_floating_point() and mine[key].numel() > 50]
+    assert noisy and all(not torch.equal(mine[key], seeded[key]) for key in noisy)
+    one, other = (_leaves(simulation.answer(found.work(at=at))[0]) for _ in range(2))
+    assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+
+
+def _name(job) -> str:
+    return type(job.stage.algorithm).__name__
+
+
+def _leaves(payload: Payload) -> dict[str, torch.Tensor]:
+    assert "upload" in payload.trees, payload.notes
+    return dict(tree_of(payload.trees["upload"]).paths())
+
+
+def test_without_noise_a_node_has_the_bits_of_the_simulation(tmp_path):
+    found = world(tmp_path)
+    own, trial = found.node(), Trainer(Node(0, simulation=found.experiment.data, storage=str(tmp_path / "s")))
+    a, b = _leaves(own.answer(found.work())[0]), _leaves(trial.answer(found.work())[0])
+    assert a.keys() == b.keys()  # the owner's node trains on all images, the trial's on its part: shapes alone agree
+    assert torch.equal(
+        upload(own.answer(found.work())), upload(found.node("again").answer(found.work()))
+    )  # training itself is seeded
+
+
+# ---- the ledger ------------------------------------------------------------------------------------------------------
+def ledger(folder: Path, epsilon: float = 6.0) -> ReleaseLedger:
+    return ReleaseLedger(folder / "ledgers" / "bars.jsonl", folder / "a" / "anchor.json", epsilon, 1e-5)
+
+
+def spend(book: ReleaseLedger, count: int, start: int = 0) -> int:
+    """How many of so many releases are let through."""
+    done = 0
+    for n in range(start, start + count):
+        try:
+            book.book(Spent(2.0, "delta"), f"order {n}")
+        except BadInput as error:
+            assert "is left after" in str(error)
+            return done
+        book.sent(f"order {n}")
+        done += 1
+    return done
+
+
+def test_a_budget_is_for_life_at_the_owners_delta(tmp_path):
+    """New runs, contracts and a delta of the server's choice change nothing."""
+    found = world(tmp_path, *DP)
+    answers = []
+    for n in range(12):
+        node = found.node(epsilon=6.0)  # restarted each time
+        answers.append(node.answer(found.work("uplink.delta=0.5", run=f"run{n}"))[0])
+    allowed = sum("upload" in answer.trees for answer in answers)
+    spent = [total_epsilon({Release(2.0): count}, 1e-5) for count in (allowed, allowed + 2)]  # two a run
+    assert spent[0] <= 6.0 < spent[1] and 0 < allowed < 12
+    assert "is left" in answers[-1].notes["refused"]
+    assert [p.stat().st_mode & 0o077 for p in (tmp_path / "ledgers").iterdir()] == [0, 0]
+
+
+def test_a_killed_node_pays_once(tmp_path):
+    """Killed before its answer was sent, an order costs nothing more; sent and lost, it costs again."""
+    book = ledger(tmp_path)
+    book.book(Spent(2.0, "delta"), "order")
+    ledger(tmp_path).book(Spent(2.0, "delta"), "order")
+    assert len(book.lines()) == 1
+    book.sent("order")
+    book.book(Spent(2.0, "delta"), "order")
+    assert [line["kind"] for line in book.lines()] == ["booked", "sent", "booked"]
+
+
+@pytest.mark.parametrize("torn", [1, 10, 100])
+def test_a_torn_last_line_never_left(torn, tmp_path):
+    book = ledger(tmp_path)
+    assert spend(book, 2) == 2
+    before = book.path.read_bytes()
+    anchor = book.anchor.read_bytes()
+    book.book(Spent(2.0, "delta"), "third")
+    whole = book.path.read_bytes()
+    book.path.write_bytes(whole[: len(before) + min(torn, len(whole) - len(before) - 1)])
+    book.anchor.write_bytes(anchor)  # the anchor follows the line
+    assert len(book.lines()) == 4 and book.path.read_bytes() == before
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "deleted", "restored", "swapped", "text"])
+def test_a_damaged_ledger_lets_nothing_out(damage, tmp_path):
+    book = ledger(tmp_path)
+    spend(book, 1)
+    old = book.path.read_bytes()
+    spend(book, 1, start=1)
+    lines = book.path.read_bytes().splitlines(keepends=True)
+    if damage == "cut":
+        book.path.write_bytes(b"".join(lines[:-1]))
+    elif damage == "changed":
+        book.path.write_bytes(book.path.read_bytes().replace(b"2.0", b"9.0", 1))
+    elif damage == "deleted":
+        book.path.unlink()
+    elif damage == "restored":
+        book.path.write_bytes(old)
+    elif damage == "swapped":
+        book.path.write_bytes(b"".join([lines[2], *lines[1:2], lines[0], *lines[3:]]))
+    else:
+        book.path.write_bytes(b"\xff\xfe nonsense\n")
+    with pytest.raises(BadInput, match="nothing leaves"):
+        book.book(Spent(2.0, "delta"), "more")
+
+
+def test_two_nodes_at_once_do_not_overspend(tmp_path):
+    done: list[int] = []
+    threads = [
+        threading.Thread(target=lambda start=start: done.append(spend(ledger(tmp_path), 10, start)))
+        for start in (0, 100)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    spent = [total_epsilon({Release(2.0): count}, 1e-5) for count in (sum(done), sum(done) + 1)]
+    assert spent[0] <= 6.0 < spent[1]
+
+
+# ---- approval --------------------------------------------------------------------------------------------------------
+def test_the_owner_reads_a_new_contract_first(tmp_path):
+    found = world(tmp_path)
+    node = found.node()
+    node = Trainer(replace(node.node, policy=Policy(raw_derived=True)), say=lambda text: None)
+    assert set(node.answer(found.work())[0].notes) == {"waiting"}
+    (waiting,) = (tmp_path / "a" / "contracts").glob("*.json")
+    assert json.loads(waiting.read_text()) == found.work().notes["contract"]
+    waiting.with_suffix(".approved").touch()
+    assert upload(node.answer(found.work())).isfinite().all()
+    assert set(node.answer(found.work(run="another"))[0].notes) == {"waiting"}
+
+
+# ---- classes ---------------------------------------------------------------------------------------------------------
+def test_a_site_may_lack_a_class_and_not_bring_others(tmp_path):
+    images = config.read(None, [f"data={bars(tmp_path / 'bars.npz')}"]).data.load()
+    some = replace(images, classes=("c", "a", "b"))
+    mapped = declared(some, ("a", "b", "c", "d"))
+    names = [some.classes[label] for label in some.y.tolist()]
+    assert [mapped.classes[label] for label in mapped.y.tolist()] == names and mapped.classes == ("a", "b", "c", "d")
+    with pytest.raises(BadInput, match="its classes differ") as caught:
+        declared(some, ("a", "b"))
+    assert "does not declare c;" in caught.value.detail and "declare c" not in str(caught.value)
+    left = declared(some, ("a", "b"), drop=True)
+    assert len(left.train) == 40 and set(left.y[left.train].tolist()) == {0, 1}
+    with pytest.raises(BadInput, match="none of its images"):
+        declared(some, ("x", "y"), drop=True)
