@@ -20,7 +20,7 @@ from ..core.tree import Tree, grad
 from ..models.generators import first_weights, head_shape, passed, structure
 from ..privacy.client_level import ClientPrivacy
 from ..privacy.gaussian import analytic_sigma, classic_sigma
-from ..privacy.statement import SEEDED_AT_NODES, Statement
+from ..privacy.statement import SEEDED, Statement
 from .feddf import FedDF, Schedule, logits, public, teachers
 
 
@@ -145,7 +145,7 @@ class ScorePublicImages(Errand):
             delta=by.delta,
             holds=True,
             because="the regression is solved to rounding; labels are not used",
-            randomness=SEEDED_AT_NODES,
+            randomness=SEEDED,
             not_covered=(
                 "model updates, which leave as they are",
                 "n, the number of a client's images",

@@ -16,7 +16,7 @@ from ..core.optimizer import AdamW
 from ..core.rng import fold, normal, privacy_noise, uniform
 from ..core.tree import Tree, grad, mean
 from ..models.generators import ResidualVae, Vae, first_weights, head_shape, structure
-from ..privacy.statement import SEEDED_AT_NODES, Statement
+from ..privacy.statement import SEEDED, Statement
 from ._sharing import Exchange, Form, WithSharedData, can_share, packed
 from .fedavg import FedAvg
 from .feddisco import label_counts
@@ -158,7 +158,7 @@ class FedFed:
             delta=None,
             holds=False,
             because="residuals are not clipped, and the autoencoder that leaves beside them was trained on the images",
-            randomness=SEEDED_AT_NODES,
+            randomness=SEEDED,
             not_covered=("labels, which are sent as they are", "updates of the autoencoder and of all classifiers"),
             details={"sigma1": self.sigma1, "sigma2": self.sigma2},
         )

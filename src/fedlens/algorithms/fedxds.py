@@ -23,7 +23,7 @@ from ..core.rng import fold, generator, key, normal, privacy_noise, uniform
 from ..core.tree import Tree
 from ..privacy.gaussian import analytic_sigma, classic_sigma, gaussian_epsilon, metric_delta, metric_sigma
 from ..privacy.randomised_response import randomised_response, whole_mask_epsilon
-from ..privacy.statement import SEEDED_AT_NODES, Statement
+from ..privacy.statement import SEEDED, Statement
 from ._sharing import Exchange, Form, Mix, WithSharedData, can_share, packed
 from .fedavg import FedAvg
 
@@ -285,7 +285,7 @@ class FedXDS:
             delta=self.delta,
             holds=not because,
             because=because,
-            randomness=SEEDED_AT_NODES,
+            randomness=SEEDED,
             not_covered=tuple(not_covered),
             details={
                 "accounting": self.accounting,

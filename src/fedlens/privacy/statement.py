@@ -13,11 +13,9 @@ SEEDED = (
     "simulation of the mechanism and protects nobody; a deployment must draw from the operating system. Noise is made "
     "of 24-bit numbers and ends at 5.8 standard deviations; attacks on floating-point noise are not prevented"
 )
-# Of what errands let out: a node that draws for itself refuses methods that send anything but under uplink=dp.
-SEEDED_AT_NODES = f"{SEEDED}. Deployed nodes draw it from the run's seed, too: that of uplink=dp alone is their own"
 OWN_NOISE = (
-    "drawn by the nodes themselves, as they say: anew for every upload from their operating system's randomness, so that "
-    "no seed brings it back. Uniform numbers have 53 bits; attacks on floating-point noise are not prevented"
+    "drawn by the nodes themselves, as they say: anew for every upload from their operating system's randomness, so "
+    "that no seed brings it back. Uniform numbers have 53 bits; attacks on floating-point noise are not prevented"
 )
 
 
