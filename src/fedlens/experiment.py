@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Annotated, Any, ClassVar, Literal
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from annotated_types import Le
 
 from .algorithms import FedAvg, name_of
-from .core.algorithm import Recipe, Stage, chain
+from .core.algorithm import Recipe, Stage, chain, disclosures
 from .core.batches import Dataset, Federation
 from .core.cohort import Cohort, Uniform
 from .core.errors import BadInput
@@ -226,7 +226,18 @@ class Experiment:
             for stage, part in pairs
             for note in (*part.start_notes([stage.local_steps(size) for size in sizes]), *_momentum_note(stage, part))
         ]
-        return tuple(dict.fromkeys(said))
+        return tuple(dict.fromkeys([*said, *self._uncovered(stages)]))
+
+    @property
+    def discloses(self) -> dict[str, str]:
+        """What leaves clients beside updates, or whom it reaches: a sentence under each algorithm's name."""
+        return {name: said for turn in self.timetable() for name, said in disclosures(turn.stage.algorithm).items()}
+
+    def _uncovered(self, stages: Iterable[Stage]) -> list[str]:
+        """What leaves clients without the transforms that uploads should pass."""
+        names = ", ".join(transform.name for transform in self.uplink)
+        bare = [stage for stage in stages if self.uplink and not stage.uplink]
+        return [f"uplink={names} does not act on this: {x}" for s in bare for x in disclosures(s.algorithm).values()]
 
     @property
     def needs_public_data(self) -> bool:

@@ -48,6 +48,7 @@ class CountLabels(Errand):
     """Every client says how many examples of each class it has. down: as its base; up: counts"""
 
     evaluated_as: ClassVar = ()  # no model moves
+    discloses: ClassVar = "each client's label counts leave unprotected"
 
     def finish(self, client, local):
         return Tree(counts=label_counts(client)), Tree()

@@ -122,6 +122,7 @@ class MeasureSaliency(Errand):
     by: Any = None  # of_images(client, weights, piece) -> [images]
 
     evaluated_as: ClassVar = ()  # no model moves
+    discloses: ClassVar = "one number about the saliency of each client's images leaves unprotected"
     may_be_nan: ClassVar = ("saliency",)
     begin, phase, step = Algorithm.begin, Algorithm.phase, Algorithm.step  # no proximal term, no control variates
 

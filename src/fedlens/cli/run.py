@@ -127,7 +127,8 @@ def describe(
         leaves = describe(experiment, classes, channels, size)
     if json:
         rows = [leaf.__dict__ for leaf in leaves]
-        say_json({"algorithm": config.to_dict(experiment.algorithm), "bytes": traffic(leaves), "leaves": rows})
+        about = {"algorithm": config.to_dict(experiment.algorithm), "discloses": experiment.discloses}
+        say_json({**about, "bytes": traffic(leaves), "leaves": rows})
         return
     from rich.console import Console
     from rich.table import Table
@@ -138,6 +139,8 @@ def describe(
         Text.assemble((algorithm, "bold"), ": ", " ".join((type(experiment.algorithm).__doc__ or "").split()))
     )
     console.print(Text(", ".join(f"{k}={v}" for k, v in settings(experiment.algorithm)) or "no settings"))
+    for name, said in experiment.discloses.items():
+        console.print(Text(f"Beside model updates, {name}: {said}."))
     head, rows = preset_table(experiment.algorithm)
     if rows:
         named = Table(*head, title=f"where presets differ: algorithm={algorithm.partition('/')[0]}/PRESET")

@@ -113,6 +113,12 @@ def chain(recipe: Any) -> Iterator[Any]:
         recipe = getattr(recipe, "base", None)
 
 
+def disclosures(algorithm: Any) -> dict[str, str]:
+    """What an algorithm and those it is made over let out beside updates: a sentence under each one's name."""
+    said = ((type(part).__name__, getattr(part, "discloses", "")) for part in chain(algorithm))
+    return {name: sentence for name, sentence in said if sentence}
+
+
 @dataclass(frozen=True)
 class Algorithm:
     """Hyper-parameters as fields, behaviour as pure hooks. The defaults are FedAvg."""
@@ -129,6 +135,7 @@ class Algorithm:
     updates_model: ClassVar[bool] = True  # False: its rounds leave the global model as it is
     may_be_nan: ClassVar[tuple[str, ...]] = ()  # entries of an upload that may be NaN; aggregate copes with it
     sends_update: ClassVar[bool] = True  # False: a delta is not one of the model that was broadcast
+    discloses: ClassVar[str] = ""  # what else leaves its clients, or who else sees it; in cards and privacy.json
 
     # ---- server -------------------------------------------------------------------------------
     def setup(self, server: Server) -> Tree:

@@ -306,9 +306,9 @@ def _apart(storages: frozenset[int], tree: Tree) -> Tree:
     return tree.rebuild(iter([copies.get(id(leaf), leaf) for leaf in leaves]))
 
 
-def _shape(tree: Tree) -> dict[str, tuple]:
-    """Whatever the order: a tree that was on disk comes back in another one."""
-    return {path: (leaf.shape, leaf.dtype) for path, leaf in tree.paths()}
+def _shape(tree: Tree) -> dict[str, Any]:
+    """Whatever the order: a tree that was on disk comes back in another one. Empty branches count."""
+    return {k: _shape(v) if isinstance(v, Tree) else (v.shape, v.dtype) for k, v in tree.items()}
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..core.algorithm import Errand, Stage
+from ..core.algorithm import Errand, Stage, disclosures
 from ..core.cohort import Cohort
 from ..core.engine import Job, Reply
 from ..core.errors import BadInput, RunFailed
@@ -42,7 +42,7 @@ class Disclosure:
     def book(self, job: Job, replies: Sequence[Reply]) -> None:
         """Take note of answers that are neither a model's update nor under a mechanism of their own."""
         algorithm = job.stage.algorithm
-        if isinstance(algorithm, Errand) and not hasattr(algorithm, "statement"):
+        if (isinstance(algorithm, Errand) or algorithm.discloses) and not hasattr(algorithm, "statement"):
             found = {name for reply in replies for name in reply.upload if "delta" not in reply.upload}
             if found:
                 self.answers[type(algorithm).__name__] = sorted(found)
@@ -52,7 +52,8 @@ class Disclosure:
         """Whether nothing but plain model updates leaves, and how well personal models do."""
         stated = any(hasattr(s.algorithm, "statement") for s in self.stages)
         noisy = any(isinstance(t, ClientPrivacy | GaussianNoise) for s in self.stages for t in s.uplink)
-        return not (stated or noisy or self.answers.keys() - {Evaluate.__name__})
+        told = stated or noisy or any(disclosures(s.algorithm) for s in self.stages)
+        return not (told or self.answers.keys() - {Evaluate.__name__})
 
     def write(self, round: int, save: Callable[[str, Any], None]) -> None:
         """privacy.json as of so many rounds, unless there is nothing to say."""
@@ -60,7 +61,9 @@ class Disclosure:
             return
         done = [stage.algorithm for stage in self.stages[:round]]
         statements = [a.statement() for a in done if hasattr(a, "statement")]  # one for each round that releases
+        disclosed = {name: said for a in done for name, said in disclosures(a).items()}
         beside = [f"what the same clients let out besides: {each.release}" for each in statements]
+        beside += disclosed.values()
         beside += [f"{_ANSWERS.get(name, name)}, as they are: {', '.join(of)}" for name, of in self.answers.items()]
         statements += [dp.statement(self.spent(dp, round), beside) for dp in self.private]
         statements += [_noise_alone(t) for t in self.noises]
@@ -72,6 +75,7 @@ class Disclosure:
                 "statements": [{**one.plain(), "randomness": self._randomness(one.randomness)} for one in statements],
                 "updates_as_they_are": sorted(unprotected - self.answers.keys()),
                 "answers_as_they_are": self.answers,
+                "discloses": disclosed,
             },
         )
 

@@ -1,10 +1,11 @@
-"""Which methods can be defended or attacked: those that upload updates and plain numbers, found by asking them."""
+"""What a method's own hooks refuse, and whether it can be defended or attacked: found by asking them."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from .. import config
+from ..core.algorithm import Errand
 from ..core.errors import BadInput
 from ..data import Images
 from ..experiment import Experiment
@@ -13,13 +14,21 @@ from .describe import describe
 
 
 def check(experiment: Experiment, images: Images) -> None:
-    """Refuses, before anything is trained, what defences or an attack on uploads would have no say in."""
+    """Refuses, before anything is trained, what defences or an attack on uploads would have no say in.
+
+    An uplink that does not cover a method's uploads, and a last stage that cannot work on this model, refuse here.
+    """
+    shape = len(images.classes), images.x.shape[1], images.x.shape[3]
+    last = experiment.timetable()[-1].stage
+    changes_late = isinstance(last.algorithm, Errand) and last.algorithm.updates_model and last.rounds == 1
+    if experiment.uplink or changes_late:
+        describe(replace(experiment, defences=(), attack=None), *shape)
     forges = experiment.attack is not None and experiment.attack.forges
     if not experiment.defences and not forges:
         return
-    method, channels = config.to_dict(experiment.algorithm)["is"], images.x.shape[1]
+    method = config.to_dict(experiment.algorithm)["is"]
     plain = replace(experiment, uplink=(), defences=(), attack=None)  # how it travels does not change what it is
-    leaves = describe(plain, len(images.classes), channels, images.x.shape[3])
+    leaves = describe(plain, *shape)
     sent = [leaf for leaf in leaves if leaf.where == "up" and leaf.name != "(header)"]
     entries = {leaf.name.split("/")[0] for leaf in sent}
     if "delta" not in entries:

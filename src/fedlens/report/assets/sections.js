@@ -176,14 +176,15 @@ function privacy() {
   if (!stated.size) return null;
   const silent = runs.filter((run) => run.state !== "corrupt" && !run.privacy).map((run) => run.name);
   const cards = [...stated.values()].map((same) => {
-    const { statements, updates_as_they_are: plain, answers_as_they_are: answers } = same[0].privacy;
+    const { statements, updates_as_they_are: plain, answers_as_they_are: answers, discloses } = same[0].privacy;
     const open = Object.entries(answers || {}).map(([name, parts]) => `${name}: ${parts.join(", ")}`);
     return element("div", { class: "card" }, element("h3", {}, list(same.map((run) => run.name))),
       statements.map((one) => facts([["release", one.release], ["mechanism", one.mechanism], ["unit of protection", one.unit], ["adjacency", one.adjacency], ["sensitivity", one.sensitivity],
         ["ε", known(one.epsilon) ? plainly(one.epsilon) : "nothing is promised"], ["δ", one.delta], ["proven as stated", one.holds ? "yes" : "no"], ["because", one.because || "–"], ["randomness", one.randomness],
         ["not covered", one.not_covered.join("; ") || "–"], ...Object.entries(one.details || {})], false)),
       plain && plain.length > 0 && element("p", { class: "about" }, `Model updates leave as they are in: ${plain.join(", ")}.`),
-      open.length > 0 && element("p", { class: "about" }, `Answers that leave as they are: ${open.join("; ")}.`));
+      open.length > 0 && element("p", { class: "about" }, `Answers that leave as they are: ${open.join("; ")}.`),
+      Object.entries(discloses || {}).map(([name, said]) => element("p", { class: "about" }, `${name}: ${said}.`)));
   });
   return [cards, silent.length > 0 && element("p", {}, `No statement: ${list(silent)}. Their updates leave as they are.`)];
 }
