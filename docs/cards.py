@@ -38,7 +38,7 @@ MODELS = {"cnn": "the default CNN", "pse_net": "PSE's network"}  # what a card's
 RUNS = {  # what else a method needs before it can run
     "pse": "model=pse_net",
     "fedrep": "local.epochs=5",
-    "fedcm": "local.momentum=0",
+    **dict.fromkeys(("fedcm", "perfedavg", "pfedme"), "local.momentum=0"),
     "feddf": "auxiliary=fashion_mnist",
     "fedaux": "auxiliary=fashion_mnist",
 }
@@ -58,7 +58,10 @@ REVEALS = {  # what a part of a message can tell at worst to whoever knows the m
     "model": "as delta, which is its difference to what was sent down",
     PART: "as delta, as far as these weights tell",
     "y": "labels of the images beside them; to all clients",
-    "counts": "how many images of each class",
+    "scatter": "how a network's features of a class differ from image to image",
+    "means": "what a network keeps of the images of a class, on average; of a class with one image, of that one",
+    "prototypes": "what a network keeps of the images of a class, on average; of a class with one image, of that one",
+    "counts": "how many images of each class, or (FedProto) which classes there are",
     "scores": "which public images are like its own, with noise",
     "saliency": "a sum over all its images (FedSL: about their brightness), and how many they are",
     "discrepancy": "how uneven its labels are",
@@ -98,6 +101,7 @@ def card(name: str, said: dict[str, Any], measured: dict[str, Any]) -> str:
         first,
         f"```\n{said['equation'].rstrip()}\n```",
         *rest,
+        *disclosed(name),
         *([UNCHECKED] if said.get("unchecked") else []),
         "## When to use it",
         said["use"],
@@ -123,6 +127,12 @@ def paragraphs(kind: type) -> list[str]:
     text = inspect.cleandoc(kind.__doc__ or "")
     joined = [" ".join(part.split()) for part in text.split("\n\n")]
     return [part for part in joined if not part.startswith("down:")]
+
+
+def disclosed(name: str) -> list[str]:
+    """What leaves beside updates, or whom it reaches."""
+    found = config.read(None, [f"algorithm={name}"]).discloses
+    return [f"Beside model updates: {said}." for said in dict.fromkeys(found.values())]
 
 
 def source(kind: type) -> Path:
@@ -310,7 +320,7 @@ def overview(said: dict[str, dict[str, str]], measured: dict[str, Any]) -> str:
         MADE,
         f"{len(ALGORITHMS)} methods, each one file. `algorithm=NAME` chooses one; `algorithm=NAME+ft` adds fine-tuning "
         "to any, `algorithm=NAME/PRESET` takes settings that have a name (on the method's card, where "
-        "there are some); FedSLS, FedXDS, FedFed, FedDISCO, FedDecorr, FedLC and FedRS go over a base "
+        "there are some); FedSLS, FedXDS, FedFed, FedDISCO, FedDecorr, FedLC, FedRS and CCVR go over a base "
         "(`algorithm=fedsls algorithm.base=scaffold`). What cannot go together is refused: sharing data (FedXDS, "
         "FedFed) over PSE, FedAux or each other, and two that each decide how much a client counts. "
         "[Which one?](choose.md)",

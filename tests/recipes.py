@@ -7,6 +7,7 @@ import torch
 from fedlens.algorithms import (
     ALGORITHMS,
     APFL,
+    CCVR,
     L2GD,
     PSE,
     SPATL,
@@ -33,6 +34,8 @@ from fedlens.algorithms import (
     LGFedAvg,
     Local,
     Moon,
+    PerFedAvg,
+    PFedMe,
     Scaffold,
 )
 from fedlens.core.algorithm import Errand, Recipe
@@ -147,6 +150,9 @@ RECIPES = {
     "fedsls, spatl+ft": FedSLS(FineTuned(SPATL(selector="all")), pretrain_epochs=0),
     "feddisco, scaffold": FedDISCO(Scaffold(), target="global", discrepancy="l1"),
     "feddisco, moon": FedDISCO(Moon(), a=2.0),
+    "pfedme, restart": PFedMe(pull=4.0, rate=0.05, inner=2, restart=True, server_lr=0.5),
+    "perfedavg, hf": PerFedAvg(order="hessian_free"),
+    "ccvr, scaffold+ft": FineTuned(CCVR(Scaffold(), samples=5, epochs=1, covariance="diagonal")),
     "fedgen": FedGen(steps=2, noise=3, hidden=5, batch=6),
     "fedftg": FedFTG(iterations=2, student_steps=2, noise=3, width=2, batch=6),
     "feddf": WithPublicData(FedDF(steps=3, batch=5)),

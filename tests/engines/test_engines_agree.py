@@ -113,6 +113,32 @@ def test_a_lane_serves_clients_whose_memory_was_on_disk(tmp_path, monkeypatch):
     assert same(expected.state, found.state)
 
 
+@dataclass(frozen=True)
+class EmptyBranch(Algorithm):
+    """Its first broadcast has a branch in which nothing is, as where clients of the last round are sent round."""
+
+    def setup(self, server):
+        return super().setup(server).replace(others=Tree())
+
+    def broadcast(self, server):
+        return Tree(others=server.state.others, model=server.state.model) if server.round else Tree(others=Tree())
+
+    def start(self, client):
+        return client.received.model if "model" in client.received else client.net.initial_weights()
+
+    def finish(self, client, local):
+        return Tree(model=self.shared_part(client.net, local)), Tree()
+
+    def aggregate(self, server, uploads):
+        others = Tree({str(n): u.model for n, u in enumerate(uploads)})
+        return server.state.replace(others=others, model=uploads[0].model)
+
+
+def test_lanes_take_a_broadcast_in_which_nothing_is():
+    expected, _ = reference(EmptyBranch(), PLAN)
+    assert same(expected.state, run(EmptyBranch(), network(), Lanes(network(), federation(), lanes=2), PLAN).state)
+
+
 def test_engines_tell_of_every_client_that_has_answered(pools):
     engines = [Sequential(network(), federation()), Lanes(network(), federation(), lanes=2), pools(3, 10**6)[0]]
     for engine in engines:
@@ -137,7 +163,9 @@ def test_observing_changes_nothing():
     assert list(engine.memories) == list(watched.memories)
 
 
-@pytest.mark.parametrize("name", ["scaffold", "feddyn", "scaffold+ft", "local"])
+@pytest.mark.parametrize(
+    "name", ["scaffold", "feddyn", "scaffold+ft", "local", "fedproto", "fedrod", "pfedme", "fedala"]
+)
 def test_resume_from_bytes_after_every_round(name, tmp_path):
     from fedlens.core.wire import decode, encode
 

@@ -525,10 +525,12 @@ def test_success_counts_patched_images_of_other_classes():
 
 # ---- what can be defended --------------------------------------------------------------------------------------------
 UNDEFENDED = {
+    "ccvr": "also uploads counts, means, scatter",
     "fedaux": "also uploads scores, ticket",
     "fedfed": "also uploads .*vae, x, y",
     "fedftg": "also uploads counts",
     "fedgen": "also uploads counts",
+    "fedproto": "uploads counts, prototypes and no delta",
     "fedxds": "also uploads .*x, y",
     "l2gd": "uploads model, weight and no delta",
     "local": "uploads nothing",
@@ -536,10 +538,14 @@ UNDEFENDED = {
 }
 
 
+ONE_LAYER = ("ccvr", "fedproto", "fedrod")  # need a head of one layer
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_methods_that_upload_more_than_updates_are_refused(name):
     recipe = PSE(attention="self") if name == "pse" else ALGORITHMS[name]()
-    experiment = Experiment(algorithm=recipe, model=MODELS["cnn2"](), cohort=Uniform(5), defences=(Median(), Claims()))
+    model = MODELS["cnn2"](predictor="linear" if name in ONE_LAYER else "mlp")
+    experiment = Experiment(algorithm=recipe, model=model, cohort=Uniform(5), defences=(Median(), Claims()))
     if name in UNDEFENDED:
         with pytest.raises(BadInput, match=f"defences: {name} {UNDEFENDED[name]}"):
             scope.check(experiment, images())

@@ -16,10 +16,12 @@ def complete(nursery, *words: str, cwd: Path) -> None:
     assert ended.code == 0, ended.err
 
 
-def kill_and_resume(nursery, tmp_path: Path, engine: list[str], rounds: int, kills: int, seed: int) -> int:
+def kill_and_resume(
+    nursery, tmp_path: Path, engine: list[str], rounds: int, kills: int, seed: int, method: str = "scaffold"
+) -> int:
     """How many rounds were done when the last kill came."""
     draw = random.Random(seed)
-    settings = [*SETTINGS, f"rounds={rounds}", *engine]
+    settings = [f"algorithm={method}", *SETTINGS[1:], f"rounds={rounds}", *engine]
     complete(nursery, "run", *settings, "out=whole", cwd=tmp_path)
     nursery.begin("run", *settings, "out=killed", cwd=tmp_path)
     for number in range(kills):
@@ -40,6 +42,12 @@ def kill_and_resume(nursery, tmp_path: Path, engine: list[str], rounds: int, kil
 @pytest.mark.parametrize("engine", [["engine=sequential"], ["engine=workers", "workers=2"]], ids=" ".join)
 def test_two_kills(nursery, tmp_path, engine):
     kill_and_resume(nursery, tmp_path, engine, rounds=10, kills=2, seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedala", "fedproto", "fedrod", "pfedme", "ccvr+ft"])
+def test_kills_of_methods_that_remember(nursery, tmp_path, method):
+    kill_and_resume(nursery, tmp_path, ["engine=workers", "workers=2"], rounds=10, kills=3, seed=2, method=method)
 
 
 @pytest.mark.slow

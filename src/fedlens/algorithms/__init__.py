@@ -2,7 +2,9 @@
 
 from ..core.algorithm import Recipe
 from .apfl import APFL as APFL
+from .ccvr import CCVR as CCVR
 from .ditto import Ditto as Ditto
+from .fedala import FedALA as FedALA
 from .fedau import FedAU as FedAU
 from .fedaux import FedAux as FedAux
 from .fedavg import FedAvg as FedAvg
@@ -26,8 +28,10 @@ from .fedopt import FedAdagrad as FedAdagrad
 from .fedopt import FedAdam as FedAdam
 from .fedopt import FedYogi as FedYogi
 from .fedper import FedPer as FedPer
+from .fedproto import FedProto as FedProto
 from .fedprox import FedProx as FedProx
 from .fedrep import FedRep as FedRep
+from .fedrod import FedRoD as FedRoD
 from .fedrs import FedRS as FedRS
 from .fedsam import FedSAM as FedSAM
 from .fedsl import FedSL as FedSL
@@ -38,15 +42,19 @@ from .l2gd import L2GD as L2GD
 from .lgfedavg import LGFedAvg as LGFedAvg
 from .local import Local as Local
 from .moon import Moon as Moon
+from .perfedavg import PerFedAvg as PerFedAvg
+from .pfedme import PFedMe as PFedMe
 from .pse import PSE as PSE
 from .scaffold import Scaffold as Scaffold
 from .spatl import SPATL as SPATL
 
 ALGORITHMS = {
     "apfl": APFL,
+    "ccvr": CCVR,
     "ditto": Ditto,
     "fedadagrad": FedAdagrad,
     "fedadam": FedAdam,
+    "fedala": FedALA,
     "fedau": FedAU,
     "fedaux": FedAux,
     "fedavg": FedAvg,
@@ -67,8 +75,10 @@ ALGORITHMS = {
     "fednova": FedNova,
     "fedntd": FedNTD,
     "fedper": FedPer,
+    "fedproto": FedProto,
     "fedprox": FedProx,
     "fedrep": FedRep,
+    "fedrod": FedRoD,
     "fedrs": FedRS,
     "fedsam": FedSAM,
     "fedsl": FedSL,
@@ -80,6 +90,8 @@ ALGORITHMS = {
     "lgfedavg": LGFedAvg,
     "local": Local,
     "moon": Moon,
+    "perfedavg": PerFedAvg,
+    "pfedme": PFedMe,
     "pse": PSE,
     "scaffold": Scaffold,
     "spatl": SPATL,

@@ -205,6 +205,18 @@ def diversity(noise: Tensor, made: Tensor) -> Tensor:
     return (-apart.mean()).exp()
 
 
+def linear_head(net: Network, name: str) -> tuple[str, str]:
+    """Names of the weight and the bias of a head that is one linear layer."""
+    head = getattr(net.module, "head", None)
+    if type(head) is not nn.Linear or head.bias is None:
+        raise BadInput(
+            f"{name} needs a model whose head is one linear layer with a bias: model=cnn has one, and so have cnn2 and "
+            "vgg11 with model.predictor=linear"
+        )
+    names = {id(p): weight for weight, p in net.module.named_parameters()}
+    return names[id(head.weight)], names[id(head.bias)]
+
+
 def head_shape(net: Network, name: str) -> tuple[int, int]:
     """(width of the features, classes), as the head's matrices say."""
     found = [p.shape for weight, p in net.module.named_parameters() if weight in net.head and p.dim() == 2]
