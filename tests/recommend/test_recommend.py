@@ -14,7 +14,7 @@ from fedlens.cli.main import app
 from fedlens.compare.board import Board
 from fedlens.compare.run import asked, compare
 from fedlens.core.errors import BadInput
-from fedlens.recommend.rank import NEAR, _told, add, apart, described, known, read, recommend, results_of, typed
+from fedlens.recommend.rank import NEAR, add, apart, described, known, read, recommend, results_of, told, typed
 
 ROOT = Path(__file__).parents[2]
 SKEWED = config.read(None, ["partition.alpha=0.1", "clients=20", "model=cnn_small"])
@@ -86,11 +86,11 @@ def test_clients_whose_images_differ_are_a_question_of_their_own():
 
 
 def test_a_partition_within_another_is_told_in_brackets():
-    for words, told in (
+    for words, expected in (
         ("partition=domains partition.base=shards partition.base.classes=3", "domains, base (shards, classes 3)"),
         ("partition.alpha=0.3 partition.dialect=equal", "dirichlet, alpha 0.3, dialect equal"),
     ):
-        assert _told(config.read(None, words.split()).partition) == told
+        assert told(config.read(None, words.split()).partition) == expected
 
 
 def test_distances_between_splits():

@@ -110,7 +110,7 @@ def recommend(
     """From the nearest result of this kind; methods that the constraints rule out are named with the reason."""
     mine, shape = described(experiment)
     # How far splits are apart speaks of labels and sizes alone: where images differ, too, is a question of its own.
-    looks = _told(experiment.partition).startswith(_DOMAINS)
+    looks = told(experiment.partition).startswith(_DOMAINS)
     usable = [result for result in evidence if result[kind] and result["partition"].startswith(_DOMAINS) == looks]
     notes = [
         f"Your split: label entropy {mine['label_entropy']:.2f} bits of {math.log2(max(mine['classes'], 2)):.2f}, "
@@ -182,7 +182,7 @@ def _elsewhere(
     yield f"The nearest there is, and no evidence for yours: {_setting(result, mine)}"
     yield f"There, in %: {', '.join(f'{method} {100 * accuracy:.1f}' for method, accuracy in order)}."
     plain = config.to_dict(experiment)
-    yours = {"data": plain["data"]["is"], "partition": _told(experiment.partition), "model": plain["model"]["is"]}
+    yours = {"data": plain["data"]["is"], "partition": told(experiment.partition), "model": plain["model"]["is"]}
     yours |= {"clients": experiment.clients, "rounds": experiment.rounds}
     numbers = {"label_entropy": "label entropy", "size_gini": "size Gini", "distance": "EMD"}
     pairs = {words: (f"{result['skew'][name]:.2f}", f"{mine[name]:.2f}") for name, words in numbers.items()}
@@ -270,7 +270,7 @@ def results_of(folder: Path, source: str) -> list[dict[str, Any]]:
                 "source": source,
                 "data": plain["data"]["is"],
                 "clients": experiment.clients,
-                "partition": _told(experiment.partition),
+                "partition": told(experiment.partition),
                 "model": plain["model"]["is"],
                 "rounds": experiment.rounds,
                 "seeds": min(len(row["seeds"]) for row in rows),
@@ -282,12 +282,12 @@ def results_of(folder: Path, source: str) -> list[dict[str, Any]]:
     return found
 
 
-def _told(partition: Any) -> str:
+def told(partition: Any) -> str:
     """`dirichlet, alpha 0.1`: its main setting, and others where somebody chose them; within another in brackets."""
     plain, usual = config.to_dict(partition), config.to_dict(type(partition)())
     always = {"is", next((f.name for f in fields(partition) if not f.kw_only), "is")}
     chosen = {key: value for key, value in plain.items() if key in always or value != usual[key]}
-    inner = {key: f"({_told(getattr(partition, key))})" for key, value in chosen.items() if isinstance(value, dict)}
+    inner = {key: f"({told(getattr(partition, key))})" for key, value in chosen.items() if isinstance(value, dict)}
     return ", ".join(str(value) if key == "is" else f"{key} {value}" for key, value in (chosen | inner).items())
 
 

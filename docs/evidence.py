@@ -1,0 +1,116 @@
+"""Writes the evidence of `fedlens recommend` from what is in results/data; then run `python docs/cards.py`.
+
+python docs/evidence.py            writes src/fedlens/recommend/evidence.json
+python docs/evidence.py --check    only says whether it is stale, by its exit code
+
+published.json has numbers of pages whose runs are older than results/data, under the presets that they were run with.
+evidence.json has the cells of `benchmarks/evidence.py`, which are grouped here by setting, method and seed. The skew of
+a new setting is that of its split, so that its data must be here; known ones keep theirs.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedlens import config
+from fedlens.algorithms import ALGORITHMS
+from fedlens.experiment import Experiment
+from fedlens.recommend.rank import described, told
+
+ROOT = Path(__file__).parents[1]
+DATA, FILE = ROOT / "results" / "data", ROOT / "src" / "fedlens" / "recommend" / "evidence.json"
+PAGES = {"fedxds": "results/fedxds.md", "spatl": "results/spatl.md", "pse": "results/pse.md"}
+PAGES |= {"fedsls": "results/fedsls_table1.md", "compose": "results/compose.md"}
+Setting = tuple[str, str, int, str, str, int]  # page, data, clients, split, network, rounds
+Skew = Mapping[str, float]
+
+
+def built(published: Mapping[str, Any], cells: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, Any]]) -> Any:
+    """The whole file: what was published, then one result for each setting and number of seeds."""
+    skews = {_split(result): result["skew"] for result in (*before, *published["results"])}
+    found: dict[Setting, dict[str, dict[int, Mapping[str, Any]]]] = {}
+    for cell in cells:
+        if (name := method(cell["row"], cell["words"])) is not None:
+            experiment = config.read(None, [*cell["words"], f"seed={cell['seed']}"])
+            setting = setting_of(cell["table"], experiment)
+            if cell["seed"] == 0 and setting[1:4] not in skews:
+                skews[setting[1:4]] = {key: round(value, 4) for key, value in described(experiment)[0].items()}
+            found.setdefault(setting, {}).setdefault(name, {})[cell["seed"]] = cell
+    new = [result for setting, by in found.items() for result in results(setting, by, skews)]
+    return {"format": 1, "usual": published["usual"], "results": [*published["results"], *new]}
+
+
+def method(row: str, words: Iterable[str]) -> str | None:
+    """What `fedlens recommend` calls a row; nothing where the row is a method with settings that have no name."""
+    said = dict(config.setting(word) for word in words)
+    name, own = said["algorithm"], [key for key in said if key.startswith("algorithm.")]
+    if "weighting" in said:
+        return "uniform" if (name, own) == ("fedavg", []) and said["weighting"] == "uniform" else None
+    return name if not own or row.partition("+")[0] in ALGORITHMS else None
+
+
+def setting_of(table: str, experiment: Experiment) -> Setting:
+    plain = config.to_dict(experiment)
+    page = PAGES[table.partition("/")[0]]
+    split = told(experiment.partition)
+    return page, plain["data"]["is"], experiment.clients, split, plain["model"]["is"], experiment.rounds
+
+
+def results(
+    setting: Setting, by: Mapping[str, Mapping[int, Mapping[str, Any]]], skews: Mapping[Any, Skew]
+) -> Iterable[dict[str, Any]]:
+    """One for all methods at their first seed, one more for those that have more; a method alone says nothing."""
+    page, data, clients, split, network, rounds = setting
+    for seeds in sorted({len(runs) for runs in by.values()}):
+        some = {name: [runs[seed] for seed in sorted(runs)[:seeds]] for name, runs in by.items() if len(runs) >= seeds}
+        kinds = {kind: _means(some, kind) for kind in ("global", "personal")}
+        if max(map(len, kinds.values())) > 1 and setting[1:4] in skews:
+            head = {"source": page, "data": data, "clients": clients, "partition": split, "model": network}
+            yield {**head, "rounds": rounds, "seeds": seeds, "skew": skews[setting[1:4]], **kinds}
+
+
+def _means(some: Mapping[str, Sequence[Mapping[str, Any]]], kind: str) -> dict[str, float]:
+    """Of the methods whose runs all have such a model."""
+    found = {}
+    for name, runs in some.items():
+        values = [value for run in runs if (value := _accuracy(run, kind)) is not None]
+        if len(values) == len(runs):
+            found[name] = round(sum(values) / len(values), 4)
+    return found
+
+
+def _accuracy(run: Mapping[str, Any], kind: str) -> float | None:
+    """Of the global model, in its last evaluations; of personal models after local training."""
+    if kind == "global":
+        return run.get("accuracy_last")
+    personal = run.get("personal") or {}
+    return (personal.get("fine-tuned") or personal.get("after") or {}).get("mean")
+
+
+def _split(result: Mapping[str, Any]) -> tuple[str, int, str]:
+    return result["data"], result["clients"], result["partition"]
+
+
+def text() -> str:
+    cells = DATA / "evidence.json"
+    before = json.loads(FILE.read_text("utf-8"))["results"] if FILE.is_file() else []
+    published = json.loads((DATA / "published.json").read_text("utf-8"))
+    whole = built(published, json.loads(cells.read_text("utf-8")) if cells.is_file() else [], before)
+    lines = ",\n  ".join(json.dumps(result, allow_nan=False) for result in whole["results"])
+    return f'{{\n "format": 1,\n "usual": {json.dumps(whole["usual"])},\n "results": [\n  {lines}\n ]\n}}\n'
+
+
+def main() -> None:
+    new = text()
+    if "--check" in sys.argv[1:]:
+        sys.exit(0 if FILE.read_text("utf-8") == new else "stale, run `python docs/evidence.py`")
+    FILE.write_text(new, "utf-8")
+    print(f"{len(json.loads(new)['results'])} results; now `python docs/cards.py`")
+
+
+if __name__ == "__main__":
+    main()
