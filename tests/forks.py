@@ -49,11 +49,12 @@ class Nursery:
         """A Python file as `python file words` runs it; `few`: its runs take one step a client."""
         return self(*words, cwd=cwd, program=file, few=few)
 
-    def begin(self, *words, cwd, environment=(), limit=0, terminal=None, program="", few=False) -> None:
+    def begin(self, *words, cwd, environment=(), limit=0, memory=0, terminal=None, program="", few=False) -> None:
+        """limit: bytes of a file; memory: bytes that it may take beside those of the server."""
         files = [terminal] * 3 if terminal else [os.devnull, str(self.out), str(self.err)]
         for file in (self.out, self.err):
             file.write_bytes(b"")
-        order = dict(words=words, cwd=str(cwd), limit=limit, files=files, program=program, few=few)
+        order = dict(words=words, cwd=str(cwd), limit=limit, memory=memory, files=files, program=program, few=few)
         order["environment"] = {**os.environ, **dict(environment)}
         self.process.stdin.write(json.dumps(order).encode() + b"\n")
         self.running = int(self.process.stdout.readline())
@@ -113,6 +114,9 @@ def prepared(order: dict) -> None:
     sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", buffering=1, closefd=False)
     if order["limit"]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (order["limit"],) * 2)
+    if order["memory"]:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + order["memory"],) * 2)
     sys.path[0] = order["cwd"]
 
 

@@ -59,4 +59,7 @@ class FineTune(Errand):
         return Tree(), Tree(tuned=Tree(params=local.params, buffers=local.buffers))
 
     def personal(self, client, local=None):
-        return client.memory.tuned if local is None else local
+        """One that never replied in the last stage has nothing tuned, and predicts as before."""
+        if local is not None:
+            return local
+        return client.memory.tuned or self.base.personal(client)

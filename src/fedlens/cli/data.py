@@ -55,9 +55,10 @@ def data_show(
 
     from .. import config
     from ..data import Names, skew
-    from ..report.split_figure import draw_split
+    from ..report.split_figure import check_place, draw_split
 
     experiment = config.read(*split_words(words))
+    check_place(out)
     images = experiment.data.load()
     _, split = experiment.federation(images)
     pictures = [str(path) for path in draw_split(images, split, out)]

@@ -26,7 +26,7 @@ class ClientFailed(RunFailed):
         return f"client {self.client} failed in round {self.round}: {last}"
 
 
-_SHOWN = 200  # characters of what somebody typed
+_SHOWN = 120  # characters of what somebody typed
 
 
 def brief(value: object) -> str:

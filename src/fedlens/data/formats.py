@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import math
@@ -16,17 +17,26 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import BadInput
+from ..core.files import open_regular, read_bytes
 from ..core.rng import numpy_generator
 from .cache import cache_folder
 from .partition.counts import largest_remainder
+
+_UNPACKED = 2 << 30  # bytes of a gzip file at most; the largest of the known data sets has half of it
 
 
 def bytes_of(path: Path) -> bytes:
     """A file's content, unpacked when it is gzip."""
     try:
-        raw = path.read_bytes()
-        return gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
-    except (OSError, EOFError, zlib.error) as error:
+        raw = read_bytes(path, _UNPACKED)
+        if raw[:2] != b"\x1f\x8b":
+            return raw
+        with gzip.GzipFile(fileobj=io.BytesIO(raw)) as file:
+            unpacked = file.read(_UNPACKED)
+            if file.read(1):
+                raise ValueError(f"it unpacks to more than {_UNPACKED >> 30} GiB")
+            return unpacked
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise BadInput(f"{path} cannot be read ({error}); fetch it again") from None
 
 
@@ -45,10 +55,53 @@ def idx(path: Path) -> np.ndarray:
 def npz(path: Path) -> dict[str, np.ndarray]:
     """An archive of plain arrays; pickled objects stay closed."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+        with open_regular(path) as file, zipfile.ZipFile(file) as archive:
+            parts = archive.infolist()
+            check_memory(sum(_claimed(archive, part) for part in parts), path)
+            return {part.filename.removesuffix(".npy"): _array(archive, part) for part in parts}
+    except (BadInput, MemoryError):
+        raise
+    except Exception as error:  # a damaged archive can raise anything
         raise BadInput(f"{path} is not a readable .npz file of plain arrays ({error})") from None
+
+
+def _claimed(archive: zipfile.ZipFile, part: zipfile.ZipInfo) -> int:
+    """Bytes of an array, from its head; refused when it holds objects, or others than the archive says."""
+    with archive.open(part) as file:
+        head = np.lib.format.read_magic(file)
+        read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(head)
+        if read is None:
+            raise ValueError(f"{part.filename} has version {head} of numpy's format")
+        shape, _, dtype = read(file)
+        if dtype.hasobject:
+            raise ValueError(f"{part.filename} holds Python objects")
+        size = math.prod(shape) * dtype.itemsize
+        if size != (there := part.file_size - file.tell()):
+            raise ValueError(f"{part.filename} says that it has {size:,} bytes, and has {there:,}")
+        return size
+
+
+def _array(archive: zipfile.ZipFile, part: zipfile.ZipInfo) -> np.ndarray:
+    with archive.open(part) as file:
+        return np.lib.format.read_array(file, allow_pickle=False)
+
+
+def check_memory(needed: int, path: Path) -> None:
+    """Refuses a file before memory is taken for what it claims to hold."""
+    if needed > (free := free_memory()):
+        raise BadInput(f"{path} unpacks to {needed / 1e9:,.1f} GB, and only {free / 1e9:,.1f} GB of memory are free")
+
+
+def free_memory() -> float:
+    """Bytes that are free on this machine, or left to its container; infinite where the system does not say."""
+    found = [math.inf]
+    with contextlib.suppress(OSError, ValueError, StopIteration), open("/proc/meminfo", encoding="utf-8") as lines:
+        found.append(1024 * int(next(line.split()[1] for line in lines if line.startswith("MemAvailable"))))
+    with contextlib.suppress(OSError, ValueError):  # "max" is no number: the container has no limit
+        group = Path("/sys/fs/cgroup")
+        most, used = (int((group / f"memory.{name}").read_text("utf-8")) for name in ("max", "current"))
+        found.append(most - used)
+    return min(found)
 
 
 def webp_strips(path: Path, size: int = 32) -> tuple[np.ndarray, dict[str, np.ndarray]]:

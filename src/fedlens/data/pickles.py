@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import BadInput
+from .formats import check_memory
 
 # Constructors only; none of them calls anything that a file could name.
 _SAFE = {
@@ -43,11 +44,14 @@ def pickled_array(path: Path, key: str) -> Any:
     """The one object that np.savez stored under `key`."""
     try:
         with zipfile.ZipFile(path) as archive:
+            check_memory(2 * archive.getinfo(f"{key}.npy").file_size, path)
             file = io.BytesIO(archive.read(f"{key}.npy"))
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         read(file)
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+    except (BadInput, MemoryError):
+        raise
+    except Exception as error:  # a damaged archive can raise anything
         raise BadInput(f"{path} is not a readable .npz file with the key {key!r} ({error})") from None
     array = unpickled(file.read(), path)
     return array.item() if isinstance(array, np.ndarray) and array.ndim == 0 else array

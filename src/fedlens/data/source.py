@@ -52,6 +52,8 @@ def _checked(name: str, decoded: Decoded) -> Decoded:
         raise BadInput(
             f"{name} must have byte images [N, C, H, W] and a label for each, not {x.dtype} {x.shape}, {y.shape}"
         )
+    if not all(x.shape[1:]):
+        raise BadInput(f"{name} has images of {x.shape[2]} x {x.shape[3]} pixels; they must have some")
     if len(decoded.train) == 0:
         raise BadInput(f"{name} has no training images")
     if y.min() < 0 or y.max() >= len(classes):

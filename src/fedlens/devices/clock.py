@@ -123,9 +123,23 @@ def count_work(
 def _flops(engine: Engine, job: Job) -> int:
     from torch.utils.flop_counter import FlopCounterMode
 
-    with FlopCounterMode(display=False) as counter:
+    counter = FlopCounterMode(display=False)
+    counter.mod_tracker = _AnyModule()  # pyright: ignore[reportAttributeAccessIssue]
+    with counter:
         engine.run(job, [0])
     return counter.get_total_flops()
+
+
+class _AnyModule:
+    """In place of torch's own, which hooks into every tensor: a method that traces the network cannot bear that."""
+
+    parents = ("Global",)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: Any) -> None:
+        pass
 
 
 def time_to(curve: Iterable[tuple[int, float]], target: float, seconds: Mapping[int, float]) -> float | None:

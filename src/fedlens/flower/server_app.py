@@ -33,7 +33,7 @@ from ..runs.trackers import check as check_trackers
 from ..runs.trackers import tracked
 from ..simulate import checks as scope
 from ..simulate.recorder import Nobody, Parts, Recorder, Watcher, progress_line
-from ..simulate.run import label_counts, public_images, reply_check, session
+from ..simulate.run import check_pool, label_counts, public_images, reply_check, session
 from .contract import contract, order_of
 from .engine import Flower, Nodes
 from .launch import flower_runs
@@ -182,6 +182,7 @@ def _carry_on(
         # Where nodes bring their own data, the server's is one party's alone, and only its test part is looked at.
         seen = replace(experiment, partition=PARTITIONS["iid"](), clients=1) if nodes.own_data else experiment
         federation, split = seen.federation(images)
+        check_pool(federation, images)
         engine = Flower(
             nodes,
             Sequential(net, to_device(experiment, federation)),

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..core.errors import BadInput
+from ..core.files import open_regular
 from ..data import Images, Names, Split, skew
 from ..data.client_names import short
 from ..plots.style import COLOURS, name_ticks
 
+_MARK = "FedLens, data show"  # in the files themselves
 DRAWN = 100  # clients at most; more bubbles than that tell nothing
 
 
@@ -39,12 +43,28 @@ def draw_split(images: Images, split: Split, path: str | Path) -> list[Path]:
         f"label entropy {measured.label_entropy:.2f} bits, distance to the whole {measured.distance:.2f}, "
         f"Gini of sizes {measured.size_gini:.2f}"
     )
-    written = [Path(path).with_suffix(ending) for ending in (".png", ".svg")]
+    marks = {".png": {"Software": _MARK}, ".svg": {"Creator": _MARK}}
+    written = [Path(path).with_suffix(ending) for ending in marks]
     written[0].parent.mkdir(parents=True, exist_ok=True)
-    for file in written:
-        figure.savefig(file, dpi=130)
+    for file, mark in zip(written, marks.values(), strict=True):
+        figure.savefig(file, dpi=130, metadata=mark)
         figure.set_layout_engine("none")  # it is laid out: doing it again takes longer than drawing
     return written
+
+
+def check_place(path: str | Path) -> None:
+    """Refuses a place where something else lies than an earlier picture of a split."""
+    for file in (Path(path).with_suffix(ending) for ending in (".png", ".svg")):
+        if os.path.lexists(file) and not _is_ours(file):
+            raise BadInput(f"{file} is there already, and is no picture of a split; name another place by --out")
+
+
+def _is_ours(file: Path) -> bool:
+    try:
+        with open_regular(file) as opened:
+            return _MARK.encode() in opened.read(4096)
+    except (OSError, ValueError):
+        return False
 
 
 def domain_of_clients(images: Images, split: Split) -> np.ndarray:

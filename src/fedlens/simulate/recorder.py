@@ -231,6 +231,8 @@ class Evaluations:
 
     def _book_personal(self, round: int, name: str, replies: list[Reply]) -> None:
         found = {r.client: r.upload for r in replies if int(r.upload.examples)}
+        if not found:  # the pooled test set may be all there is to test on
+            return
         accuracies = {client: int(s.correct) / int(s.examples) for client, s in found.items()}
         where = round, None, "client test", name, "clients"
         summary = summary_statistics(list(accuracies.values()))

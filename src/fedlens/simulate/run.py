@@ -83,7 +83,15 @@ def inputs(experiment: Experiment) -> RunInputs:
         raise BadInput(f"local.batch_size is {experiment.local.batch_size}, but there are {len(images.train)} images")
     with threads(1):  # as the rounds have: first weights may depend on the number
         net = experiment.network(images)
-    return RunInputs(images, *experiment.federation(images), net, public_images(experiment))
+    federation, split = experiment.federation(images)
+    check_pool(federation, images)
+    return RunInputs(images, federation, split, net, public_images(experiment))
+
+
+def check_pool(federation: Federation, images: Images) -> None:
+    """Every run ends with an evaluation."""
+    if not len(federation.pool):
+        raise BadInput(f"{images.name} has no test images: add some, or hold some out by data.holdout=0.2")
 
 
 def carry_on(

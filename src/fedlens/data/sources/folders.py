@@ -36,16 +36,31 @@ class Npz(DataSource):
         if {"x_train", "y_train", "x_test", "y_test"} <= set(stored):
             x, x_test = (as_images(stored[part], path) for part in ("x_train", "x_test"))
             y, y_test = (as_labels(stored[part], path) for part in ("y_train", "y_test"))
-            return Decoded.parts((x, y), (x_test, y_test), _classes(stored, np.concatenate([y, y_test])))
+            return Decoded.parts((x, y), (x_test, y_test), _classes(stored, np.concatenate([y, y_test]), path))
         if {"x", "y"} <= set(stored):
             x, y = as_images(stored["x"], path), as_labels(stored["y"], path)
-            return Decoded(x, y, *stratified(y, self.holdout, key("npz", "test part")), _classes(stored, y))
+            return Decoded(x, y, *stratified(y, self.holdout, key("npz", "test part")), _classes(stored, y, path))
         keys = ", ".join(sorted(stored)) or "nothing"
         raise BadInput(f"{path} holds {keys}; it must hold x_train, y_train, x_test, y_test or x, y")
 
 
-def _classes(stored: dict[str, np.ndarray], y: np.ndarray) -> tuple[str, ...]:
-    return tuple(map(str, stored["classes"] if "classes" in stored else range(int(y.max(initial=-1)) + 1)))
+_CLASSES = 100_000  # labels up to it are believed, however few images there are
+
+
+def _classes(stored: dict[str, np.ndarray], y: np.ndarray, path: Path) -> tuple[str, ...]:
+    if "classes" not in stored:
+        return numbered_classes(y, path)
+    if stored["classes"].ndim != 1:
+        raise BadInput(f"{path}: classes must be a list of names, not an array of shape {stored['classes'].shape}")
+    return tuple(map(str, stored["classes"].tolist()))
+
+
+def numbered_classes(y: np.ndarray, path: Path) -> tuple[str, ...]:
+    """0, 1, ... up to the highest label; refused where that is so high that it is rather a number of something else."""
+    highest = int(y.max(initial=-1))
+    if highest >= max(len(y), _CLASSES):
+        raise BadInput(f"{path}: the highest label is {highest}, and there are {len(y)} images; number classes from 0")
+    return tuple(map(str, range(highest + 1)))
 
 
 def as_images(x: np.ndarray, path: Path) -> np.ndarray:

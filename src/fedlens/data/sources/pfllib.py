@@ -12,7 +12,7 @@ from ..images import Decoded, Found
 from ..paths import own_path
 from ..pickles import pickled_array
 from ..source import DataSource
-from .folders import as_images, as_labels
+from .folders import as_images, as_labels, numbered_classes
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Pfllib(DataSource):
         users = np.concatenate(
             [np.full(len(labels), number) for part in clients for number, (_, labels) in enumerate(part)]
         )
-        highest = int(max(y.max(initial=-1), y_test.max(initial=-1)))
-        decoded = Decoded.parts((x, y), (x_test, y_test), tuple(map(str, range(highest + 1))))
+        classes = numbered_classes(np.concatenate([y, y_test]), parts[0][0].parent.parent)
+        decoded = Decoded.parts((x, y), (x_test, y_test), classes)
         return replace(decoded, users=users)
 
 
@@ -52,7 +52,10 @@ def _client(file: Path) -> tuple[np.ndarray, np.ndarray]:
     stored = pickled_array(file, "data")
     if not isinstance(stored, dict) or not {"x", "y"} <= stored.keys():
         raise BadInput(f"{file} does not hold x and y under data, as PFLlib writes them")
-    x = np.asarray(stored["x"])
+    try:
+        x, y = (np.asarray(stored[part]) for part in ("x", "y"))
+    except ValueError:
+        raise BadInput(f"{file}: its x or y is a list of arrays of several shapes; it must be one array") from None
     if np.issubdtype(x.dtype, np.floating) and x.min(initial=0) < 0:
         x = np.clip(x / 2 + 0.5, 0, 1)  # its scripts normalise with mean and std 0.5
-    return as_images(x, file), as_labels(np.asarray(stored["y"]), file)
+    return as_images(x, file), as_labels(y, file)
