@@ -325,6 +325,13 @@ def test_describe_in_words(nursery, tmp_path):
     assert "layer4.1.conv2.weight" in ended.out and "…" not in ended.out  # whole names, for grep
 
 
+def test_describe_says_what_leaves_beside_updates(nursery, tmp_path):
+    small = ("--model", "mlp", "--size", "8", "model.hidden=4")
+    said, silent = (nursery("describe", name, *small, cwd=tmp_path).out for name in ("fedproto", "fedavg"))
+    assert "Beside model updates, FedProto: each client's mean features of each class" in " ".join(said.split())
+    assert "Beside" not in silent
+
+
 def test_describe_takes_the_network_that_a_method_needs(nursery, tmp_path):
     alone, named = (json.loads(nursery("describe", "pse", *more, "--json", cwd=tmp_path).out)
                     for more in ((), ("--model", "pse_net")))  # fmt: skip
