@@ -206,6 +206,7 @@ The one file to read before writing a method: [core/algorithm.py](../src/fedlens
 | where a damaged checkpoint is refused | `runs/folder.py`: `load`, `at` |
 | how a setting is parsed, and its sentence when it is wrong | `config.py` |
 | where the report chooses its headline | `report/summary_text.py`: `told` |
+| which rounds count as training | `runs/rounds.py` |
 | where a server optimizer acts | `advance` in `core/algorithm.py`; `algorithms/fedavgm.py` |
 | how a figure looks, which colour a method has | `plots/style.py`, `plots/methods.json` |
 | what a paper reports | `papers/` |

@@ -23,7 +23,7 @@ from fedlens.core.dry_run import blank_clients, dry_run
 from fedlens.core.policy import RoundPolicy
 from fedlens.core.tree import Tree
 from fedlens.engines.sequential import Sequential
-from fedlens.runs import grid, read
+from fedlens.runs import grid, read, rounds
 from fedlens.runs.diff import differences
 from fedlens.runs.folder import config_hash
 from fedlens.simulate import recorder
@@ -123,8 +123,8 @@ def a_warm_ups_model_is_thrown_away():
     rows = table(
         round=list(range(1, 8)), model=["global"] * 7, metric=["accuracy"] * 7, value=[0.1 * n for n in range(7)]
     )
-    seen = read.evaluations(rows, "accuracy", config.read(None, words))
-    assert [round for round, _ in seen] == [5, 6, 7]
+    seen = read.evaluations(rows, "accuracy", rounds.Rounds.of(config.read(None, words).timetable()))
+    assert {trained: round for trained, (round, _) in seen.items()} == {1: 5, 2: 6, 3: 7}
 
 
 def the_worst_tenth_of_twenty_is_two():
@@ -209,9 +209,9 @@ MUTANTS = {
         a_rehearsal_sends_what_the_run_sends,
     ),
     "the warm-up's last evaluation": (
-        read.evaluations,
-        "(last := round) > since",
-        "(last := round) >= since",
+        rounds.Rounds.counted,
+        "if trained := self.trained(round):",
+        "if (trained := self.trained(round)) >= 0:",
         a_warm_ups_model_is_thrown_away,
     ),
     "one client more": (

@@ -165,7 +165,7 @@ def time_on_devices(
     from ..devices.clock import Seconds, time_to
     from ..runs.folder import RunFolder
     from ..runs.opened import named
-    from ..runs.read import curve
+    from ..runs.read import evaluations, rounds_of
     from ..simulate.timing import timing
 
     words = [word for word in runs if is_setting(word)]
@@ -180,12 +180,19 @@ def time_on_devices(
         raise BadInput(f"--targets is {targets!r}, but it should be accuracies such as 0.8,0.9") from None
     rows = []
     for name, path in named([word for word in runs if not is_setting(word)]).items():
-        found = timing(path, profile)
-        evaluations = [*zip(*curve(RunFolder.open(path)), strict=True)]
-        reached = {f"seconds to {target:g}": time_to(evaluations, target, found.rounds) for target in wanted}
+        found, folder = timing(path, profile), RunFolder.open(path)
+        counts = rounds_of(folder)
+        curve = evaluations(folder.metrics(), "accuracy", counts).values()
+        reached = {f"seconds to {target:g}": time_to(curve, target, found.rounds) for target in wanted}
         parts = {part: sum(getattr(each, part) for each in found.slowest.values()) for part in Seconds._fields}
         rows.append(
-            {"run": name, "rounds": len(found.rounds), "seconds": sum(found.rounds.values()), **parts, **reached}
+            {
+                "run": name,
+                "rounds": counts.trained(len(found.rounds)),
+                "seconds": sum(found.rounds.values()),
+                **parts,
+                **reached,
+            }
         )
     say_json({"devices": config.to_dict(profile), "runs": rows}) if json else print_rows(rows)
 

@@ -79,7 +79,8 @@ def _closing(result: Any, json: bool) -> None:
     if result.accuracy is not None and (result.loss is None or not math.isfinite(result.loss)):
         print("note: the loss is not finite: training diverged, which a lower local.lr or uplink=clip may mend")
     if result.accuracy is not None:
-        print(f"accuracy {percent(result.accuracy, 2)} (global model, pooled test set, after {result.rounds} rounds)")
+        done = result.rounds if result.training_rounds is None else result.training_rounds
+        print(f"accuracy {percent(result.accuracy, 2)} (global model, pooled test set, after {done} rounds)")
     for name, spread in result.personal.items():
         words = {"before": "personal models before local training", "after": "personal models after local training"}
         mean, std, worst = (percent(spread[part], 2) for part in ("mean", "std", "worst_decile"))

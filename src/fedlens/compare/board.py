@@ -23,6 +23,7 @@ class Line:
     state: str = "waits"  # runs, done, failed
     round: int = 0
     rounds: int = 0
+    trained: int = 0  # rounds of training among them
     accuracy: float | None = None
     curve: list[float] = field(default_factory=list)
     began: float = 0.0
@@ -55,8 +56,9 @@ class OneRun:
     def round(self, progress: RunProgress) -> None:
         line = self.line
         line.round, line.rounds, line.accuracy = progress.round, progress.rounds, progress.accuracy
-        if progress.accuracy is not None:
+        if progress.accuracy is not None and progress.trained > line.trained:
             line.curve.append(progress.accuracy)
+        line.trained = progress.trained
         self.board.changed(line)
 
     def note(self, text: str) -> None:

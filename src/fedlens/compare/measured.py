@@ -76,7 +76,7 @@ def _measured(blank: Compared, run: StoredRun) -> Compared:
         state, left = ("failed", blank.trouble) if blank.trouble else ("unfinished", run.unfinished)
         return replace(blank, state=state, trouble=left, algorithm=run.method)
     card, sent, experiment = run.passport, run.traffic(), run.experiment
-    accuracies = [value for _, value in evaluations(run.metrics, "accuracy", experiment)]
+    accuracies = [value for _, value in evaluations(run.metrics, "accuracy", run.counts).values()]
     last = accuracies[-experiment.evaluate.last :]
     workers = f" x{card['workers']}" if card["engine"] == "workers" else ""
     return replace(

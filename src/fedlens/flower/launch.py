@@ -359,6 +359,7 @@ def stop(folder: Path) -> list[str]:
 def status(folder: Path) -> dict[str, Any]:
     """What runs, what Flower says about its runs, and how far ours is; the ledger's bytes beside Flower's."""
     from ..runs.folder import RunFolder
+    from ..runs.read import rounds_of
 
     rows = [
         {"where": place.name, "process": name, "pid": running(place, name)}
@@ -369,9 +370,11 @@ def status(folder: Path) -> dict[str, Any]:
     out = _out(folder)
     ours: dict[str, Any] = {"run": str(out), "rounds": 0}
     if (out / "config.yaml").exists():
-        checkpoint, _ = RunFolder.open(out).load()
+        run = RunFolder.open(out)
+        checkpoint, _ = run.load()
         if checkpoint is not None:
-            ours |= {"rounds": checkpoint.round, "bytes_up": checkpoint.ledger.up, "bytes_down": checkpoint.ledger.down}
+            done = rounds_of(run).trained(checkpoint.round)
+            ours |= {"rounds": done, "bytes_up": checkpoint.ledger.up, "bytes_down": checkpoint.ledger.down}
     return {"processes": rows, "flower": runs, "run": ours}
 
 

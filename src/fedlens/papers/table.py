@@ -14,6 +14,7 @@ from typing import Any
 from ..core.errors import BadInput
 from ..core.files import write_atomic, write_json
 from ..runs.grid import Cell, Grid, Reported, deviation, mean, placement, protocol_name, runs_of, stored
+from ..runs.rounds import Rounds
 from ..simulate.finish import GOES_WRONG, finish, reason
 from ..simulate.recorder import Watcher
 
@@ -93,8 +94,9 @@ class PaperTable:
             for seed, folder in runs_of(cell, self.out):
                 result = folder.result()
                 if result is None:
-                    saved, rounds = max(folder.rounds(), default=0), len(cell.experiment.timetable())
-                    begun[cell.row, cell.column, seed] = f"{saved} of {rounds} rounds are saved"
+                    counts = Rounds.of(cell.experiment.timetable())
+                    saved = counts.trained(max(folder.rounds(), default=0))
+                    begun[cell.row, cell.column, seed] = f"{saved} of {counts.total} rounds are saved"
                     continue
                 try:
                     experiment = stored(folder, cell.at(self.out, seed))

@@ -32,6 +32,7 @@ from ..data import Images, Names, Split
 from ..data.client_names import NUMBERS
 from ..experiment import Experiment
 from . import tables
+from .rounds import Rounds
 
 FORMAT = 2  # of a run folder; 1, in whose passports it is not written, had other names of some settings
 _KEPT = 2  # checkpoints: a damaged last one costs rounds, not the run
@@ -126,7 +127,8 @@ class RunFolder:
 
     def change(self, experiment: Experiment) -> None:
         """Other settings for the rest of the run."""
-        self.write_json("passport.json", {**self.passport(), "config_hash": config_hash(experiment)})
+        new = {"config_hash": config_hash(experiment), "rounds": Rounds.of(experiment.timetable()).plain()}
+        self.write_json("passport.json", {**self.passport(), **new})
         write_atomic(self.config, config.to_yaml(experiment).encode())
 
     def write_json(self, name: str, value: Any) -> None:
@@ -287,6 +289,7 @@ def passport(experiment: Experiment, images: Images, split: Split) -> dict[str, 
         "data": {"name": images.name, "origin": images.origin, "sha256": images.checksum, "images": len(images.y)},
         "names": asdict(names),
         "seed": experiment.seed,
+        "rounds": Rounds.of(experiment.timetable()).plain(),  # which of them count
         "code": {"version": __version__, "sha256": code_hash()},
         "libraries": {name: _version(name) for name in ("torch", "numpy", "pyarrow", "safetensors", "pydantic")},
         "python": platform.python_version(),

@@ -27,7 +27,7 @@ from ..engines.process import matmuls, threads
 from ..engines.sequential import Sequential
 from ..experiment import Experiment, build
 from .folder import Checkpoint, RunFolder
-from .read import client_evaluation, method_of, settings_of
+from .read import client_evaluation, method_of, rounds_of, settings_of
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,9 @@ class OpenedRun:
         for client in clients:
             self.check(client)
         found: dict[str, Tree] = {}
-        names = self.folder.names()
+        names, counts = self.folder.names(), rounds_of(self.folder)
         for checkpoint in [self.folder.at(round) for round in rounds] or [self.newest()]:
-            when = f"round {checkpoint.round}" if rounds else ""
+            when = _when(checkpoint.round, counts.trained(checkpoint.round)) if rounds else ""
             if clients:
                 for client, model in self.client_models(checkpoint, clients):
                     found[f"{names.title(client)}, {when}" if when else names.title(client)] = model
@@ -155,29 +155,35 @@ class OpenedRun:
         return torch.bincount(pairs, minlength=classes**2).view(classes, classes)
 
     def training_losses(self) -> dict[int, float]:
-        """After each round with a checkpoint: cross-entropy of clients' models on their own training images.
+        """After each round of training with a checkpoint: cross-entropy of clients' models on their training images.
 
         The mean over all clients, before they train again; one that has not taken part yet has the private part it
         began with. Training itself records no loss, so this is measured afterwards: keep=N leaves a checkpoint every
         N rounds.
         """
-        if len(self.folder.rounds()) < 2:
+        kept = rounds_of(self.folder).counted({round: round for round in self.folder.rounds()})
+        if len(kept) < 2:
             raise BadInput(
                 f"{self.folder.path} has no checkpoint of an earlier round: run it with keep=1, or keep=N for less"
             )
         found, clients = {}, sorted(self.federation.train)
         with torch.no_grad(), self.at_work():
-            for round in self.folder.rounds():
+            for trained, (round, _) in kept.items():
                 models = self.client_models(self.folder.at(round), clients)
                 losses = [
                     self._loss(model, Shard(self.federation.data, self.federation.train[c])) for c, model in models
                 ]
-                found[round] = sum(losses) / len(losses)
+                found[trained] = sum(losses) / len(losses)
         return found
 
     def _loss(self, model: Tree, shard: Shard) -> float:
         sums = (F.cross_entropy(self.net(model, part.x).double(), part.y, reduction="sum") for part in pieces(shard))
         return sum(map(float, sums)) / len(shard)
+
+
+def _when(round: int, trained: int) -> str:
+    """A checkpoint by its number, and by what it counts where that is another."""
+    return f"round {round}" + ("" if trained == round else f" ({trained} of training)")
 
 
 def named(paths: Sequence[str | Path]) -> dict[str, Path]:

@@ -22,6 +22,7 @@ from ..core.errors import BadInput
 from ..core.yaml_dialect import read_yaml
 from ..experiment import Experiment
 from .folder import RunFolder
+from .rounds import Rounds
 
 PERSONAL = ("fine-tuned", "personal after", "personal before")  # models of single clients, the best trained first
 POINTS = 400  # of a curve at most, clients of a chart at most: more cannot be seen, and make a page heavy
@@ -114,10 +115,11 @@ class StoredRun:
         """Refuses damaged files, and tables that end elsewhere than result.json says."""
         folder = RunFolder(path)
         run = cls(folder, settings_of(path), folder.result(), folder.metrics(), folder.bytes())
-        if run.result and run.result["rounds"] != run.rounds:
-            raise BadInput(f"its tables end after round {run.rounds}, but result.json says {run.result['rounds']}")
-        if run.result and max(run.bytes["round"].to_pylist(), default=0) != run.rounds:
-            raise BadInput(f"its table of bytes does not reach round {run.rounds}")
+        done = run.all_rounds
+        if run.result and run.result["rounds"] != done:
+            raise BadInput(f"its tables end after round {done}, but result.json says {run.result['rounds']}")
+        if run.result and max(run.bytes["round"].to_pylist(), default=0) != done:
+            raise BadInput(f"its table of bytes does not reach round {done}")
         return run
 
     @property
@@ -133,36 +135,47 @@ class StoredRun:
         return config.read(self.folder.config)
 
     @cached_property
-    def rounds(self) -> int:
+    def all_rounds(self) -> int:
+        """That are done, preparation among them: tables and checkpoints are numbered by these."""
         return max(self.metrics["round"].to_pylist(), default=0)
+
+    @cached_property
+    def counts(self) -> Rounds:
+        return rounds_of(self.folder)
+
+    @property
+    def rounds(self) -> int:
+        """Of training that are done."""
+        return self.counts.trained(self.all_rounds)
 
     @property
     def planned(self) -> int:
-        """Rounds in all: a method with stages of its own has more than were asked for."""
-        if self.result:
-            return self.result["rounds"]
-        try:
-            return len(self.experiment.timetable())
-        except BadInput:  # a method of the user's own that cannot be imported here
-            return int(self.settings["rounds"])
+        """Rounds of training in all."""
+        return self.counts.total
 
     @property
     def unfinished(self) -> str:
         """How far it is; empty for a complete run."""
-        return "" if self.result else f"{self.rounds} of {self.planned} rounds are done"
+        if self.result:
+            return ""
+        more = f", after {self.counts.preparation} of preparation" if self.counts.preparation else ""
+        return f"{self.rounds} of {self.planned} rounds are done{more}"
 
     def curves(self) -> dict[str, dict[str, list[Any]]]:
-        """Model -> accuracy over rounds, with the method's own bytes and the seconds until each of them."""
+        """Model -> accuracy over rounds of training; bytes and seconds are all that were spent until each of them."""
         spent, taken = _running_total(bytes_per_round(self.bytes)), _running_total(self.per_round("seconds"))
         found = {}
         for model, by_round in points(self.metrics).items():
-            rounds = thinned(sorted(by_round))
+            if not (counted := self.counts.counted(by_round)):
+                continue
+            rounds = thinned([*counted])
+            at, values = zip(*(counted[round] for round in rounds), strict=True)
             found[model] = {
                 "round": rounds,
-                "accuracy": [by_round[round][0] for round in rounds],
-                "loss": [by_round[round][1] for round in rounds],
-                "bytes": [spent.get(round) for round in rounds],
-                "seconds": [taken.get(round) for round in rounds],
+                "accuracy": [accuracy for accuracy, _ in values],
+                "loss": [loss for _, loss in values],
+                "bytes": [spent.get(round) for round in at],
+                "seconds": [taken.get(round) for round in at],
             }
         return found
 
@@ -225,11 +238,25 @@ def columns(table: pa.Table, *names: str) -> Iterator[tuple[Any, ...]]:
     return zip(*(table[name].to_pylist() for name in names), strict=True)
 
 
+def rounds_of(folder: RunFolder) -> Rounds:
+    """Which rounds of a run count: as its passport says, or as the settings of a run from before tell.
+
+    Nobody's code is imported for that: of such a run from before all rounds count.
+    """
+    card = folder.passport() if (folder.path / "passport.json").exists() else {}
+    if "rounds" in card:
+        return Rounds.stored(card["rounds"])
+    settings = settings_of(folder.path)
+    if not any(":" in str(value) for value in flat(settings).values()):
+        with contextlib.suppress(BadInput):
+            return Rounds.of(config.read(folder.config).timetable())
+    return Rounds(((1, asked := int(settings["rounds"])),), asked)
+
+
 def curve(folder: RunFolder) -> tuple[list[int], list[float]]:
-    """Rounds, and the accuracy of the global model after each of them."""
-    seen = points(folder.metrics()).get("global", {})
-    known = {round: value for round, (value, _) in seen.items() if value is not None}
-    return list(known), list(known.values())
+    """Rounds of training, and the accuracy of the global model after each of them."""
+    found = evaluations(folder.metrics(), "accuracy", rounds_of(folder))
+    return list(found), [value for _, value in found.values()]
 
 
 def bytes_per_round(sent: pa.Table) -> dict[int, int]:
@@ -318,16 +345,18 @@ class Result:
     accuracy: float | None
     loss: float | None
     personal: dict[str, dict[str, float]]  # before, after, fine-tuned: mean, std, worst_decile over clients
-    rounds: int
+    rounds: int  # in all: checkpoints and tables are numbered by these
     bytes_up: int
     bytes_down: int
     seconds: float
     engine: str
+    training_rounds: int | None = None  # of them: without warm-up, weighing, fine-tuning; None: a run from before
     accuracy_last: float | None = None  # mean of the last evaluations
     accuracy_best: float | None = None
     backdoor: float | None = None  # share of patched test images that attack=backdoor gets taken for its target
     simulated_seconds: float | None = None  # on `devices`
-    targets: dict[str, dict[str, float] | None] = field(default_factory=dict)  # accuracy -> round, bytes, seconds
+    # accuracy -> round of training; bytes and seconds until then, of the whole run
+    targets: dict[str, dict[str, float] | None] = field(default_factory=dict)
     setbacks: dict[str, int] = field(default_factory=dict)  # replies missing, late, refused; rounds void
 
     def plain(self) -> dict[str, Any]:
@@ -336,10 +365,11 @@ class Result:
 
 def summary(folder: RunFolder, experiment: Experiment) -> Result:
     """The result of a complete run, read back from its tables."""
-    metrics = folder.metrics()
+    metrics, counts = folder.metrics(), Rounds.of(experiment.timetable())
     rows = metrics.to_pylist()
-    curve = {name: evaluations(metrics, name, experiment) for name in ("accuracy", "loss", "backdoor")}
-    accuracies = [value for _, value in curve["accuracy"]]
+    found = {name: evaluations(metrics, name, counts) for name in ("accuracy", "loss", "backdoor")}
+    curve = {name: [value for _, value in by.values()] for name, by in found.items()}
+    accuracies = curve["accuracy"]
     last = accuracies[-experiment.evaluate.last :]
     personal: dict[str, dict[str, float]] = {}
     end = max((row["round"] for row in rows), default=0)
@@ -354,49 +384,40 @@ def summary(folder: RunFolder, experiment: Experiment) -> Result:
     return Result(
         run=str(folder.path),
         accuracy=accuracies[-1] if accuracies else None,
-        loss=curve["loss"][-1][1] if accuracies else None,
+        loss=curve["loss"][-1] if accuracies else None,
         personal=personal,
         rounds=end,
         bytes_up=manifest.ledger.up,
         bytes_down=manifest.ledger.down,
         seconds=round(manifest.seconds, 3),
         engine=experiment.execution.engine,
+        training_rounds=counts.trained(end),
         accuracy_last=sum(last) / len(last) if last else None,
         accuracy_best=max(accuracies, default=None),
-        backdoor=curve["backdoor"][-1][1] if curve["backdoor"] else None,
+        backdoor=curve["backdoor"][-1] if curve["backdoor"] else None,
         simulated_seconds=sum(simulated.values()) if simulated else None,
         targets={
-            f"{target:g}": _reached(folder, curve["accuracy"], target, simulated)
+            f"{target:g}": _reached(folder, found["accuracy"], target, simulated)
             for target in experiment.evaluate.targets
         },
         setbacks=dict(kinds),
     )
 
 
-def evaluations(metrics: pa.Table, metric: str, experiment: Experiment) -> list[tuple[int, float]]:
-    """(round, value) of the global model, since training last began afresh: a warm-up's model is thrown away.
-
-    Each model counts once: an errand, such as fine-tuning at the end, moves none.
-    """
-    timetable = experiment.timetable()
-    since = timetable[-1].since
+def evaluations(metrics: pa.Table, metric: str, counts: Rounds) -> dict[int, tuple[int, float]]:
+    """{round of training: (round of the run, value)} of the global model, each model once."""
     table = metrics.filter((pc.field("model") == "global") & (pc.field("metric") == metric))
-    found: dict[int, tuple[int, float]] = {}
-    for round, value in columns(table, "round", "value"):
-        if (last := round) > since:
-            while last > since and not timetable[last - 1].stage.algorithm.updates_model:
-                last -= 1
-            found.setdefault(last, (round, value))
-    return [*found.values()]
+    return counts.counted(dict(columns(table, "round", "value")))
 
 
 def _reached(
-    folder: RunFolder, curve: list[tuple[int, float]], target: float, simulated: dict[int, float]
+    folder: RunFolder, curve: dict[int, tuple[int, float]], target: float, simulated: dict[int, float]
 ) -> dict[str, float] | None:
     """The first round whose accuracy is at least the target, bytes and simulated seconds until then; None: never."""
-    first = next((round for round, accuracy in curve if accuracy >= target), None)
-    if first is None:
+    reached = next(((trained, at) for trained, (at, accuracy) in curve.items() if accuracy >= target), None)
+    if reached is None:
         return None
-    found: dict[str, float] = {"round": first, "bytes": bytes_until(folder, [first])[0]}
+    trained, first = reached
+    found: dict[str, float] = {"round": trained, "bytes": bytes_until(folder, [first])[0]}
     seconds = {"simulated_seconds": sum(value for round, value in simulated.items() if round <= first)}
     return found | seconds if simulated else found

@@ -18,6 +18,7 @@ from ..core.errors import BadInput
 from ..core.memories import name, versions
 from ..experiment import Experiment
 from .folder import RunFolder, code_hash, config_hash, device_name
+from .rounds import Rounds
 
 _DEPTH = 4  # reproduced/PAPER/TABLE/CELL/SEED, or COMPARISON/METHOD/SEED
 
@@ -61,8 +62,18 @@ def _shared(donor: RunFolder, experiment: Experiment) -> int:
     mine, theirs = steps(experiment), steps(other)
     alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(mine, theirs, strict=False)))
     # Towards its end a run is looked at more often.
-    alike = min(alike, min(len(mine), len(theirs)) - max(1, experiment.evaluate.closing))
-    return max((round for round in donor.rounds() if round <= alike), default=0)
+    open_ends = [_before_the_end(each) for each in (experiment, other)]
+    return max((round for round in donor.rounds() if round <= min(alike, *open_ends)), default=0)
+
+
+def _before_the_end(experiment: Experiment) -> int:
+    """The last round before those that are evaluated because the run ends."""
+    turns = experiment.timetable()
+    counts, closing = Rounds.of(turns), experiment.evaluate.closing
+    last = len(turns) - 1
+    while last and counts.trained(last) > max(0, counts.total - closing):
+        last -= 1
+    return last
 
 
 def steps(experiment: Experiment) -> list[Any]:

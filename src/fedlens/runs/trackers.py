@@ -19,6 +19,7 @@ from ..core.errors import BadInput
 from ..experiment import Experiment
 from .folder import RunFolder
 from .read import flat
+from .rounds import Rounds
 
 
 class Tracker(Protocol):
@@ -29,11 +30,11 @@ class Tracker(Protocol):
 class TensorBoard:
     """Events under the run's tensorboard/; those of rounds that a crash undid are taken back."""
 
-    def __init__(self, folder: Path, settings: Mapping[str, Any], round: int):
+    def __init__(self, folder: Path, settings: Mapping[str, Any], again: bool, step: int):
         from torch.utils.tensorboard import SummaryWriter  # pyright: ignore[reportMissingImports]
 
-        self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=round + 1 if round else None)
-        if not round:
+        self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if again else None)
+        if not again:
             self.writer.add_text("settings", "\n".join(f"    {key}: {value}" for key, value in settings.items()))
 
     def log(self, values, round):
@@ -47,7 +48,7 @@ class TensorBoard:
 class MLflow:
     """A run of the experiment `fedlens`, in the run's mlruns/."""
 
-    def __init__(self, folder: Path, settings: Mapping[str, Any], round: int):
+    def __init__(self, folder: Path, settings: Mapping[str, Any], again: bool, step: int):
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # a folder needs no database
         from mlflow import MlflowClient  # pyright: ignore[reportMissingImports]
 
@@ -55,7 +56,7 @@ class MLflow:
         known = self.client.get_experiment_by_name("fedlens")
         experiment = known.experiment_id if known else self.client.create_experiment("fedlens")
         place = folder / "mlflow-run"
-        if round and place.exists():
+        if again and place.exists():
             self.run = place.read_text("utf-8")
             return
         self.run = self.client.create_run(experiment, run_name=folder.name).info.run_id
@@ -74,7 +75,7 @@ class MLflow:
 class Wandb:
     """A run of the project `fedlens`, offline in the run's wandb/; `wandb sync` sends it when you want."""
 
-    def __init__(self, folder: Path, settings: Mapping[str, Any], round: int):
+    def __init__(self, folder: Path, settings: Mapping[str, Any], again: bool, step: int):
         import wandb  # pyright: ignore[reportMissingImports]
 
         mode: Any = os.environ.get("WANDB_MODE", "offline")
@@ -92,10 +93,10 @@ class Wandb:
 class Trackio:
     """A run of the project `fedlens`, named by the run's folder."""
 
-    def __init__(self, folder: Path, settings: Mapping[str, Any], round: int):
+    def __init__(self, folder: Path, settings: Mapping[str, Any], again: bool, step: int):
         import trackio  # pyright: ignore[reportMissingImports]
 
-        how: Any = dict(resume="allow" if round else "never", embed=False, auto_log_gpu=False, auto_log_cpu=False)
+        how: Any = dict(resume="allow" if again else "never", embed=False, auto_log_gpu=False, auto_log_cpu=False)
         with redirect_stdout(sys.stderr):  # standard output is ours: it may be one line of JSON
             self.run = trackio.init(project="fedlens", name=str(folder), config=dict(settings), **how)
 
@@ -122,8 +123,8 @@ def check(experiment: Experiment) -> None:
 class Tracked:
     """A watcher that passes everything on, and tells the trackers."""
 
-    def __init__(self, watcher: Any, trackers: list[Tracker]):
-        self.watcher, self.trackers = watcher, trackers
+    def __init__(self, watcher: Any, trackers: list[Tracker], trained: int):
+        self.watcher, self.trackers, self.trained = watcher, trackers, trained
 
     def begin(self, experiment, folder, notes, round, rounds):
         self.watcher.begin(experiment, folder, notes, round, rounds)
@@ -132,8 +133,10 @@ class Tracked:
         self.watcher.clients(answered, asked)
 
     def round(self, progress):
-        values = {name: getattr(progress, name) for name in ("accuracy", "loss", "bytes_up", "bytes_down", "seconds")}
-        self.log({name: value for name, value in values.items() if value is not None}, progress.round)
+        if progress.trained > self.trained:  # a round of preparation is no step
+            values = {n: getattr(progress, n) for n in ("accuracy", "loss", "bytes_up", "bytes_down", "seconds")}
+            self.log({name: value for name, value in values.items() if value is not None}, progress.trained)
+            self.trained = progress.trained
         self.watcher.round(progress)
 
     def note(self, text):
@@ -151,15 +154,16 @@ def tracked(watcher: Any, experiment: Experiment, folder: Path, round: int) -> I
         yield watcher
         return
     check(experiment)
-    settings = flat(config.to_dict(experiment))
-    trackers: list[Tracker] = [TRACKERS[name](folder, settings, round) for name in experiment.execution.track]
+    settings, trained = flat(config.to_dict(experiment)), Rounds.of(experiment.timetable()).trained(round)
+    told = folder, settings, round > 0, trained
+    trackers: list[Tracker] = [TRACKERS[name](*told) for name in experiment.execution.track]
     try:
-        both = Tracked(watcher, trackers)
+        both = Tracked(watcher, trackers, trained)
         yield both
-        result = RunFolder(folder).result() or {"personal": {}}
+        result = RunFolder(folder).result() or {"personal": {}, "training_rounds": 0}
         for model, spread in result["personal"].items():
             known = {f"personal {model}/{name}": value for name, value in spread.items() if value is not None}
-            both.log(known, result["rounds"])
+            both.log(known, result["training_rounds"])
     finally:
         for tracker in trackers:
             tracker.close()

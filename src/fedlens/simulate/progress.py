@@ -75,7 +75,7 @@ class LivePanel:
         )
         self.task = self.bar.add_task("round", total=1)
         self.live = Live(Text("loading"), console=console, refresh_per_second=8)
-        self.title, self.curve, self.start = Text("fedlens"), [], (0, 0.0)
+        self.title, self.curve, self.start, self.trained = Text("fedlens"), [], (0, 0.0), 0
 
     def begin(self, experiment: Experiment, folder: Path, notes: list[str], round: int, rounds: int) -> None:
         self.folder, self.title = folder, Text(headline(experiment, folder, round))
@@ -95,8 +95,9 @@ class LivePanel:
         if self.start[1] < 0:
             self.start = (progress.round, progress.seconds)
         self.bar.update(self.task, completed=progress.round, description=f"round {progress.round}/{progress.rounds}")
-        if progress.accuracy is not None:
+        if progress.accuracy is not None and progress.trained > self.trained:
             self.curve.append(progress.accuracy)
+        self.trained = progress.trained
         self.live.update(self._shown(progress))
 
     def note(self, text: str) -> None:

@@ -28,6 +28,7 @@ from ..experiment import Experiment
 from ..privacy.report import Disclosure
 from ..runs.folder import Checkpoint, RunFolder
 from ..runs.read import Result, summary, summary_statistics
+from ..runs.rounds import Rounds
 from ..runs.tables import GrowingTable
 from ..runs.transcript import Recording
 
@@ -49,6 +50,8 @@ class Progress:
     bytes_up: int
     bytes_down: int
     seconds: float  # of the whole run so far
+    trained: int = 0  # rounds of training among those that are done
+    training: int = 0  # and in all
 
 
 class Watcher(Protocol):
@@ -97,6 +100,7 @@ class Recorder:
         self.folder, self.experiment, self.start, self.watcher = folder, experiment, start, watcher
         self.engine = engine
         self.rounds = len(experiment.timetable())
+        self.counts = Rounds.of(experiment.timetable())
         self.metrics, table = folder.tables()
         for each in (self.metrics, table):
             each.cut(start.round)
@@ -135,7 +139,8 @@ class Recorder:
         notes = job.stage.algorithm.notes(replies) if replies else []
         self._note([*notes, *reply_notes(server.round, replies), *([full] if full else [])])
         sent, (accuracy, loss) = self.bytes.ledger, self.evaluation.newest or (None, None)
-        progress = Progress(server.round, self.rounds, accuracy, loss, sent.up, sent.down, seconds)
+        counts = self.counts.trained(server.round), self.counts.total
+        progress = Progress(server.round, self.rounds, accuracy, loss, sent.up, sent.down, seconds, *counts)
         self.folder.log(progress_line(progress))
         self.watcher.round(progress)
         self.disclosure.refuse(server.round)
@@ -189,12 +194,19 @@ class Evaluations:
     ):
         self.experiment, self.engine, self.metrics, self.check = experiment, engine, metrics, check
         self.backdoor, self.rounds = backdoor, len(experiment.timetable())
+        self.counts = Rounds.of(experiment.timetable())
         self.newest: tuple[float, float] | None = None  # accuracy and loss of the global model
 
     def of_global(self, server: Server, job: Job) -> None:
         asked = self.experiment.evaluate
-        if server.round > self.rounds - max(1, asked.closing) or _due(server.round, asked.every):
+        trained = self.counts.trained(server.round)
+        closes = trained > max(0, self.counts.total - asked.closing)
+        if closes or self._is_due(server.round, asked.every):
             self.newest = self._of_global(server, job)
+
+    def _is_due(self, round: int, every: int) -> bool:
+        """After the last round, and `every` so many rounds of training; a preparation has a count of its own."""
+        return round == self.rounds or _due(self.counts.trained(round) or round, every)
 
     def _of_global(self, server: Server, job: Job) -> tuple[float, float] | None:
         """None when clients keep a part of the model."""
@@ -212,7 +224,7 @@ class Evaluations:
 
     def of_personal(self, server: Server, job: Job) -> Iterator[tuple[Job, Sequence[int], Replies]]:
         """Every client's personal model, before or after local training: what is asked of whom, and the answers."""
-        if server.round < self.rounds and not _due(server.round, self.experiment.evaluate.personal_every):
+        if not self._is_due(server.round, self.experiment.evaluate.personal_every):
             return
         wanted, algorithm, local = self.experiment.evaluate.personal, job.stage.algorithm, self.experiment.local
         for name in algorithm.evaluated_as:

@@ -156,6 +156,8 @@ def session(
     """The rounds that are left, over simulated or deployed clients, as the recorder sees them."""
     experiment, start = recorder.experiment, recorder.start
     recorder.disclosure.refuse(start.round)
+    if start.round < (first := recorder.counts.preparation):
+        notes = [*notes, f"rounds 1 to {first} prepare training, and are counted in no curve, mean or target"]
     recorder.watcher.begin(experiment, recorder.folder.path, notes, start.round, recorder.rounds)
     run_rounds(
         experiment.algorithm,

@@ -15,7 +15,7 @@ from ..core.files import finite, read_json
 from ..report.thumbnails import KINDS
 from ..runs import tables
 from ..runs.folder import RunFolder
-from ..runs.read import client_accuracies, columns, label_counts, thinned
+from ..runs.read import client_accuracies, columns, label_counts, rounds_of, thinned
 
 PAGE = 25  # clients at a time
 ORDERS = ("number", "worst", "best", "largest", "smallest")
@@ -43,31 +43,33 @@ def clients(run: Path, order: str, at: int) -> dict[str, Any]:
             mix = [[names.label(label), int(own[label])] for label in np.argsort(-own, kind="stable")[:3] if own[label]]
             row |= {"images": int(sizes[client]), "classes": int((own > 0).sum()), "most": mix}
         rows.append(row)
-    return finite({"count": len(numbers), "at": at, "model": model, "round": round, "rows": rows})
+    trained = rounds_of(RunFolder(run)).trained(round)
+    return finite({"count": len(numbers), "at": at, "model": model, "round": trained, "rows": rows})
 
 
 def client(run: Path, number: int) -> dict[str, Any]:
     """One client: its data, its weight, its accuracy over rounds, when it took part."""
-    counts, names = _counts(run), RunFolder(run).names()
+    counts, names, rounds = _counts(run), RunFolder(run).names(), rounds_of(RunFolder(run))
     rows = _rows(run / "metrics.parquet", tables.METRICS, number)
     if counts is not None and number >= len(counts):
         raise BadInput(f"client {number} does not exist: there are {len(counts)}, counted from 0")
-    curves: dict[str, dict[str, list[Any]]] = {}
+    seen: dict[str, dict[int, float]] = {}
     setbacks: dict[str, int] = {}
     for round, model, metric, value in columns(rows, "round", "model", "metric", "value"):
         if metric == "accuracy":
-            curve = curves.setdefault(model, {"round": [], "accuracy": []})
-            curve["round"].append(round)
-            curve["accuracy"].append(value)
+            seen.setdefault(model, {})[round] = value
         elif not model:
             setbacks[metric] = setbacks.get(metric, 0) + 1
-    for curve in curves.values():
-        kept = thinned(range(len(curve["round"])))
-        curve |= {name: [values[at] for at in kept] for name, values in curve.items()}
+    curves: dict[str, dict[str, list[Any]]] = {}
+    for model, by_round in seen.items():
+        counted = rounds.counted(by_round)
+        if kept := thinned([*counted]):
+            curves[model] = {"round": kept, "accuracy": [counted[round][1] for round in kept]}
     sent = _rows(run / "bytes.parquet", tables.BYTES, number)
-    took_part = sorted({round for round, kind in columns(sent, "round", "kind") if kind == "upload"})
+    sent_in = {round: kind for round, kind in columns(sent, "round", "kind") if kind == "upload"}
+    took_part = [round for round in sent_in if rounds.trained(round) > rounds.trained(round - 1)]
     found: dict[str, Any] = {"client": number, "name": names.client(number), "curves": curves, "setbacks": setbacks}
-    found |= {"took_part": len(took_part), "last_part": took_part[-1] if took_part else None}
+    found |= {"took_part": len(took_part), "last_part": rounds.trained(max(took_part)) if took_part else None}
     if counts is not None:
         own = counts[number]
         found |= {"counts": own.tolist(), "images": int(own.sum()), "share": float(own.sum() / counts.sum())}

@@ -16,7 +16,9 @@ from ..core.errors import BadInput
 from ..core.files import finite, open_regular, read_json
 from ..plots.style import place_of
 from ..runs import read, tables
-from ..runs.read import DAMAGE, columns, flat, measure_of, method_of, settings_of, thinned
+from ..runs.folder import RunFolder
+from ..runs.read import DAMAGE, columns, flat, measure_of, method_of, rounds_of, settings_of, thinned
+from ..runs.rounds import Rounds
 from ..simulate.recorder import STOP
 
 SPARK = 60  # points of the small curve in a list
@@ -37,7 +39,8 @@ class Followed:
         self.row: dict[str, Any] = {}  # of a list of runs
         self.notes: list[str] = []  # the newest
         self._noted = 0
-        self.read = 0  # rounds that were read from the tables
+        self.read = 0  # rounds that were read from the tables, preparation among them
+        self.counts = Rounds((), 0)  # which of them are rounds of training
         self.generation = 0
         self._curves: dict[str, dict[int, Point]] = {}  # model -> round -> point, as the tables have it
         self._taken: dict[int, float] = {}  # round -> seconds of the run until then
@@ -56,7 +59,7 @@ class Followed:
         """Read what is new; whether anything is."""
         before, stamps = self.row, dict(self._stamps)
         self._on_change("config.yaml", self._read_settings)
-        self._on_change("passport.json", lambda: read_json(self.path / "passport.json"))
+        self._on_change("passport.json", self._read_counts)
         self._on_change("result.json", self._read_result)
         self._on_change("log.txt", self._read_log)
         self._on_change("metrics.parquet", self._read_metrics)
@@ -110,6 +113,11 @@ class Followed:
             "rounds": settings["rounds"],
             "began": (self._stamps["config.yaml"] or (0,))[0] // 1_000_000,  # milliseconds
         }
+        if not (self.path / "passport.json").exists():
+            self._read_counts()
+
+    def _read_counts(self) -> None:
+        self.counts = rounds_of(RunFolder(self.path))
 
     def _read_result(self) -> None:
         self._result = read_json(self.path / "result.json")["rounds"]
@@ -145,7 +153,7 @@ class Followed:
         if number > self.read:
             every = self._settings.get("evaluate", {}).get("every", 1)
             # A line repeats the newest accuracy, also in rounds without an evaluation.
-            evaluated = bool(every) and number % every == 0
+            evaluated = bool(every) and (self.counts.trained(number) or number) % every == 0
             point: Point = [self._logged.get(name) if evaluated else None for name in ("accuracy", "loss")]
             self._live[number] = point, self._logged["seconds"]
 
@@ -189,8 +197,13 @@ class Followed:
         """The log knows better: a method with stages of its own has more than were asked for."""
         return int(self._logged["rounds"] if self._logged else self._about["rounds"])
 
+    @property
+    def _trained(self) -> int:
+        return self.counts.trained(self._done)
+
     def _state(self) -> tuple[str, str]:
-        where = f"after round {self._done} of {self._rounds}"
+        ready = self._trained or not self.counts.preparation
+        where = f"after round {self._trained} of {self.counts.total}" if ready else "in its preparation"
         if self._wrong:
             return "corrupt", next(iter(self._wrong.values()))
         if is_locked(self.path / "lock"):
@@ -208,7 +221,7 @@ class Followed:
     def _measure(self) -> dict[str, Any]:
         points = self._points()
         accuracies = {
-            model: [point[0] for point in by.values() if point[0] is not None] for model, by in points.items()
+            model: [point[0] for _, point in by.values() if point[0] is not None] for model, by in points.items()
         }
         model = measure_of(points) or "global"
         own = accuracies.get(model, [])
@@ -218,8 +231,11 @@ class Followed:
                 "generation": self.generation,
                 "read": self.read,
                 "notes": self._noted,
-                "round": self._done,
-                "rounds": self._rounds,
+                "round": self._trained,
+                "rounds": self.counts.total,
+                "preparation": self.counts.preparation,
+                "done": self._done,  # preparation and fine-tuning included
+                "all": self._rounds,
                 "evaluated_on": model,
                 "accuracy": own[-1] if own else None,
                 "best": max(own, default=None),
@@ -229,13 +245,16 @@ class Followed:
             }
         )
 
-    def _points(self) -> dict[str, dict[int, Point]]:
+    def _points(self) -> dict[str, dict[int, tuple[int, Point]]]:
+        """Model -> round of training -> (round of the run, point)."""
         live = {round: point for round, (point, _) in self._live.items() if point[0] is not None}
-        return {**self._curves, "global": {**self._curves.get("global", {}), **live}} if live else self._curves
+        all = {**self._curves, "global": {**self._curves.get("global", {}), **live}} if live else self._curves
+        counted = {model: self.counts.counted(points) for model, points in all.items()}
+        return {model: points for model, points in counted.items() if points}
 
     def curves(self, after: int, generation: int) -> dict[str, Any]:
-        """Points after a round; all of them, thinned, for who has none or those of another generation."""
-        after = after if generation == self.generation and after <= self.read else 0
+        """Points after a round of the run; all of them, thinned, for who has none or those of another generation."""
+        after = self.counts.trained(after) if generation == self.generation and after <= self.read else 0
         taken = {**self._taken, **{round: seconds for round, (_, seconds) in self._live.items()}}
         found = {}
         for model, points in self._points().items():
@@ -243,9 +262,9 @@ class Followed:
             rounds = rounds if after else thinned(rounds)
             found[model] = {
                 "round": rounds,
-                "accuracy": [points[round][0] for round in rounds],
-                "loss": [points[round][1] for round in rounds],
-                "seconds": [taken.get(round) for round in rounds],
+                "accuracy": [points[round][1][0] for round in rounds],
+                "loss": [points[round][1][1] for round in rounds],
+                "seconds": [taken.get(points[round][0]) for round in rounds],
             }
         return finite({"after": after, "read": self.read, "generation": self.generation, "curves": found})
 

@@ -21,6 +21,7 @@ from ...explain.run import some_images
 from ...plots.style import caption, pyplot, save
 from ...runs.folder import RunFolder
 from ...runs.opened import OpenedRun
+from ...runs.read import rounds_of
 from .latents import saliency_maps
 from .saliency import agreement_matrix, client_weights, pictures
 from .weighing import copies, some_clients, weights_of
@@ -87,8 +88,9 @@ def _looked(
     first = {"at first": net.initial_weights()}
     own = copies(experiment, net, federation, clients or some_clients(federation))
     try:
+        trained = rounds_of(folder).counted({round: round for round in folder.rounds()})
         over_rounds = first | OpenedRun(folder, experiment, images, net, federation).models(
-            rounds=_some(folder.rounds())
+            rounds=_some([round for round, _ in trained.values()])
         )
     except BadInput:  # clients keep a part: there is no global model to look with
         over_rounds = {}

@@ -145,7 +145,7 @@ SHARED = {  # which part of the method helps
     "class masks, metric (holds)": ("algorithm=fedxds/metric",),
     "lrp masks, bounded (holds)": ("algorithm=fedxds/bounded",),
 }
-_WARM_UP = "Rounds are counted from the first warm-up round: FedXDS spends 11 before its training begins."
+_WARM_UP = "Rounds are those of training: FedXDS spends 11 before them, on its warm-up and on sharing."
 _PRIVACY = "The privacy that accounting=paper states does not hold; see docs/privacy.md and each run's privacy.json."
 SAYS = (
     "Dirichlet label skew; 10 clients of whom half take part, or 100 of whom a tenth do; 200 rounds; 5 runs "

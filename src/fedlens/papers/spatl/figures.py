@@ -94,8 +94,8 @@ def curve(folder: RunFolder) -> dict[str, list[Any]]:
     seen = looks(folder)
     if not seen:
         raise BadInput(f"{folder.path} was not looked at: leave evaluate.personal=before and evaluate.personal_every=1")
-    rounds = [round for round, _ in seen]
-    return {"round": rounds, "accuracy": [value for _, value in seen], "bytes": bytes_until(folder, rounds)}
+    at, accuracies = zip(*seen.values(), strict=True)
+    return {"round": [*seen], "accuracy": [*accuracies], "bytes": bytes_until(folder, at)}
 
 
 def bytes_to_accuracy(words: Sequence[str], images: int, path: Path) -> list[Path]:

@@ -26,6 +26,7 @@ from ...engines.sequential import Sequential, tuned
 from ...runs.folder import RunFolder
 from ...runs.grid import Column, Grid, Reported, Row, in_percent, merged_words
 from ...runs.opened import OpenedRun
+from ...runs.read import bytes_until, points, rounds_of
 from ...selection import sub_models as selection
 from ...selection.pruning import Kept, settled, sliced
 from ...selection.sub_models import BATCH, RULES, Judge, SubModel
@@ -200,28 +201,24 @@ def accuracy_of(result: Any) -> float | None:
 
 def megabytes_of(result: Any) -> float | None:
     """All ten clients take part in every round."""
-    return (result["bytes_up"] + result["bytes_down"]) / (10 * result["rounds"]) / 1e6
+    rounds = result.get("training_rounds") or result["rounds"]
+    return (result["bytes_up"] + result["bytes_down"]) / (10 * rounds) / 1e6
 
 
 # ---- what a finished run holds ---------------------------------------------------------------------------------------
-def looks(folder: RunFolder) -> list[tuple[int, float]]:
-    """(round, mean accuracy of clients' own models before they train)"""
-    return sorted(
-        (row["round"], row["value"])
-        for row in folder.metrics().to_pylist()
-        if row["client"] is None and row["model"] == "personal before" and row["metric"] == "accuracy_mean"
-    )
+def looks(folder: RunFolder) -> dict[int, tuple[int, float]]:
+    """{round of training: (round of the run, mean accuracy of clients' own models before they train)}"""
+    found = points(folder.metrics()).get("personal before", {})
+    known = {at: accuracy for at, (accuracy, _) in found.items() if accuracy is not None}
+    return rounds_of(folder).counted(known) if known else {}
 
 
 def bytes_to(folder: RunFolder, target: float) -> dict[str, int] | None:
     """The first round whose mean accuracy of clients' own models is at least this, and the bytes up to it."""
-    first = next((round for round, value in looks(folder) if value >= target), None)
-    if first is None:
+    reached = next(((round, at) for round, (at, value) in looks(folder).items() if value >= target), None)
+    if reached is None:
         return None
-    spent = [
-        row for row in folder.bytes().to_pylist() if row["round"] <= first and not row["kind"].startswith("evaluation")
-    ]
-    return {"round": first, "bytes": sum(row["payload"] + row["header"] for row in spent)}
+    return {"round": reached[0], "bytes": bytes_until(folder, [reached[1]])[0]}
 
 
 def sub_models(path: str | Path, batch: int = BATCH, repeats: int = 9) -> list[SubModel]:

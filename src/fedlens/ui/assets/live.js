@@ -19,7 +19,7 @@ async function refresh(name) {
   if (!row) return false;
   let mine = curves.get(name);
   if (!mine) curves.set(name, (mine = { read: 0, generation: 0, curves: {}, seen: null, busy: null }));
-  const version = `${row.generation} ${row.read} ${row.round}`;
+  const version = `${row.generation} ${row.read} ${row.done}`;
   if (mine.seen === version) return false;
   if (mine.busy) return mine.busy; // its answer may lack the newest round; the next change brings it
   mine.busy = ask("curves", { run: name, after: mine.read, generation: mine.generation }).then((news) => {
@@ -68,7 +68,9 @@ function curveFigure(names) {
 
 // ---- the list ----
 const stateWords = (row) => (row.stopping ? "stopping" : row.state);
-const progress = (row) => (row.round < row.rounds ? `${row.round} / ${row.rounds}` : `${row.round} rounds`);
+// Rounds of training; those before them prepare it, and are counted nowhere.
+const preparing = (row) => row.done > 0 && row.round === 0 && row.preparation > 0;
+const progress = (row) => (preparing(row) ? `preparing, ${row.done} / ${row.preparation}` : row.round < row.rounds ? `${row.round} / ${row.rounds}` : `${row.round} rounds`);
 
 function line(name) {
   const box = element("input", { type: "checkbox", "aria-label": `Compare ${name}`, onchange: () => { box.checked ? ticked.add(name) : ticked.delete(name); compared(); } });
@@ -167,8 +169,8 @@ function runView(name) {
     if (row.state !== "running") stopWords = null;
     trouble.hidden = !row.trouble;
     trouble.textContent = row.trouble + (row.state === "stopped" || row.state === "failed" ? `; go on with fedlens resume ${row.path}` : "");
-    bar.replaceChildren(drawn("svg", { viewBox: "0 0 100 6", preserveAspectRatio: "none", role: "img", "aria-label": progress(row) }, drawn("rect", { width: (100 * row.round) / (row.rounds || 1), height: 6 })));
-    const left = row.state === "running" && row.round ? duration((row.seconds / row.round) * (row.rounds - row.round)) : null;
+    bar.replaceChildren(drawn("svg", { viewBox: "0 0 100 6", preserveAspectRatio: "none", role: "img", "aria-label": progress(row) }, drawn("rect", { width: (100 * row.done) / (row.all || 1), height: 6 })));
+    const left = row.state === "running" && row.done ? duration((row.seconds / row.done) * (row.all - row.done)) : null;
     numbers.replaceChildren(facts([["best accuracy", `${percent(row.best)} %`], ["clients", row.clients], ["data", row.data], ["split", row.partition], ["model", row.model], ["seed", row.seed], ["traffic", size(row.bytes)], ["time", duration(row.seconds)], ...(left ? [["time left, about", left]] : [])]));
     const offer = `${row.state} ${row.stopping} ${stopWords}`;
     if (offer !== offered) { // a button must not be replaced under the finger
