@@ -69,7 +69,7 @@ def curve(out: Path, situation: str, rule: str, metric: str) -> list[tuple[int, 
 
 
 def closing(out: Path, situation: str, rule: str, metric: str = "accuracy") -> float:
-    """In per cent, mean of the last three looks."""
+    """In per cent, mean of the last three evaluations."""
     last = [value for _, value in curve(out, situation, rule, metric)][-3:]
     return 100 * sum(last) / len(last)
 
@@ -80,9 +80,9 @@ def table(out: Path) -> str:
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for rule in RULES:
-        looks = [(s, "accuracy") for s in ("no attack, iid", "no attack", "sign flip", "backdoor")]
-        looks.append(("backdoor", "backdoor"))
-        found = [f"{closing(out, s, rule, metric):.1f}" if (s, rule) in CELLS else "" for s, metric in looks]
+        shown = [(s, "accuracy") for s in ("no attack, iid", "no attack", "sign flip", "backdoor")]
+        shown.append(("backdoor", "backdoor"))
+        found = [f"{closing(out, s, rule, metric):.1f}" if (s, rule) in CELLS else "" for s, metric in shown]
         lines.append(f"| {rule} | {' | '.join(found)} |")
     return "\n".join(lines)
 

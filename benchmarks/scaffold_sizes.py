@@ -94,12 +94,14 @@ def measured(folder: Path, words: list[str]) -> dict[str, Any]:
     result = run(config.read(None, [*words, f"out={folder}"]))
     opened = RunFolder.open(folder)
     rows = opened.metrics().to_pylist()
-    looks = [(row["round"], row["value"]) for row in rows if row["metric"] == "accuracy" and row["client"] is None]
+    evaluations = [
+        (row["round"], row["value"]) for row in rows if row["metric"] == "accuracy" and row["client"] is None
+    ]
     sizes = [sum(counts) for counts in json.loads((folder / "label_counts.json").read_text())]
     for large in ("memories", "checkpoints"):
         shutil.rmtree(folder / large, ignore_errors=True)
     kept = {"last_ten": result.accuracy_last, "accuracy": result.accuracy, "best": result.accuracy_best}
-    return kept | {"seconds": result.seconds, "sizes": sizes, "looks": looks}
+    return kept | {"seconds": result.seconds, "sizes": sizes, "accuracies": evaluations}
 
 
 def main() -> None:

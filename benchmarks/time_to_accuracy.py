@@ -2,8 +2,8 @@
 
     python benchmarks/time_to_accuracy.py OUT [key=value ...]
 
-Accuracy is the mean over clients of their own model on their own test images, before local training: SPATL's clients
-keep their predictors, so it has no whole global model. Prints the tables of results/time_to_accuracy.md; writes
+Accuracy is the mean over clients of their personal models on their own test images, before local training: SPATL's
+clients keep their predictors, so it has no whole global model. Prints the tables of results/time_to_accuracy.md; writes
 time_to_accuracy.png and .svg. Runs that are there already are gone on with.
 """
 
@@ -44,17 +44,18 @@ def curve(folder: RunFolder) -> list[tuple[int, float]]:
 
 
 def table(folders: dict[str, RunFolder], timings: dict[str, Timing]) -> None:
-    print("| method | accuracy | rounds | MB | simulated seconds |\n| --- | --- | --- | --- | --- |")
+    print("| method | accuracy, % | rounds | MB | simulated seconds |\n| --- | --- | --- | --- | --- |")
     for name, folder in folders.items():
-        looks = curve(folder)
+        evaluations = curve(folder)
         for target in TARGETS:
-            seconds = time_to(looks, target, timings[name].rounds)
+            seconds = time_to(evaluations, target, timings[name].rounds)
             if seconds is None:
-                print(f"| {name} | {target:g} | never in {looks[-1][0]} (best {max(a for _, a in looks):.3f}) | | |")
+                best = max(accuracy for _, accuracy in evaluations)
+                print(f"| {name} | {100 * target:g} | never in {evaluations[-1][0]} (best {100 * best:.1f}) | | |")
                 continue
-            first = next(round for round, accuracy in looks if accuracy >= target)
+            first = next(round for round, accuracy in evaluations if accuracy >= target)
             (spent,) = bytes_until(folder, [first])
-            print(f"| {name} | {target:g} | {first} | {spent / 1e6:.1f} | {seconds:,.0f} |")
+            print(f"| {name} | {100 * target:g} | {first} | {spent / 1e6:.1f} | {seconds:,.0f} |")
 
 
 def parts(timings: dict[str, Timing]) -> None:

@@ -15,7 +15,7 @@ from ..core.tree import Tree, mean
 
 @dataclass(frozen=True)
 class FedMTL(Algorithm):
-    """Multi-task learning after Smith et al., 2017, for networks: clients' own models are tied by a penalty.
+    """Multi-task learning after Smith et al., 2017, for networks: clients' personal models are tied by a penalty.
 
     down: model, clients; up: delta; memory: own
 

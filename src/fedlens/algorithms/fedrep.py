@@ -15,7 +15,7 @@ class FedRep(FedPer):
     down: model; up: delta, weight; memory: private
 
     What is frozen has no gradient, no momentum and no moving statistics. The training that closes a run, after which
-    clients' own models are judged, is of the head alone.
+    personal models are evaluated, is of the head alone.
 
     The paper's CIFAR-10 runs train the head for 10 epochs and the body for one, and close with 10 (fedrep/paper); by
     default head and body share local.epochs, so that rounds cost what those of other methods cost. Differs from the
