@@ -45,10 +45,15 @@ from fedlens.core.transform import Clip, GaussianNoise, Quantise, TopK
 from small import PLAN
 
 
-def public_data(images: int = 20) -> Dataset:
+def public_data(images: int = 20, device: torch.device | str = "cpu") -> Dataset:
     """Like the engine tests' images, and nobody's."""
     x = torch.randn(images, 1, 6, 6, generator=generator(5), dtype=torch.float64)
-    return Dataset(x, torch.zeros(images, dtype=torch.long))
+    return Dataset(x.to(device), torch.zeros(images, dtype=torch.long, device=device))
+
+
+def beside(server) -> Dataset:
+    """Public data where the server's model is."""
+    return public_data(device=next(server.net.module.parameters()).device)
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,7 @@ class Given(Errand):
     """Another algorithm, whose server has public data."""
 
     def setup(self, server):
-        return self.base.setup(replace(server, auxiliary=public_data()))
+        return self.base.setup(replace(server, auxiliary=beside(server)))
 
     def start(self, client):
         return self.base.start(client)
@@ -65,7 +70,7 @@ class Given(Errand):
         return self.base.finish(client, local)
 
     def aggregate(self, server, uploads):
-        return self.base.aggregate(replace(server, auxiliary=public_data()), uploads)
+        return self.base.aggregate(replace(server, auxiliary=beside(server)), uploads)
 
 
 @dataclass(frozen=True)
