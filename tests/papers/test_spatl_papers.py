@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pyarrow.dataset
@@ -17,10 +18,12 @@ from fedlens.core.batches import Shard, plan, split_holdout
 from fedlens.core.errors import BadInput
 from fedlens.core.rng import generator, key
 from fedlens.core.tree import Tree
-from fedlens.papers.figure_runs import table_named
+from fedlens.papers.figure_runs import Wanted, table_named
 from fedlens.papers.registry import reproducible
+from fedlens.papers.spatl import agents as spatl_agents
 from fedlens.papers.spatl import figures as spatl_figures
 from fedlens.papers.spatl import tables as spatl
+from fedlens.papers.spatl import transfer as spatl_transfer
 from fedlens.runs.folder import RunFolder
 from fedlens.runs.opened import OpenedRun
 from fedlens.selection import agent as ppo
@@ -45,6 +48,8 @@ SMALL = (
     "picture=false",
 )
 IMAGES, EPOCHS, UPDATES, TARGETS = 60, 3, 3, (0.05, 1.01)
+NETWORKS = {name: ("resnet20",) for name in ("figure4", "figure6", "figure7", "bytes")}
+NETWORKS["submodels"] = ("resnet20", "vgg11")
 
 
 def fields(path, train, test):
@@ -69,15 +74,16 @@ def words(tmp_path_factory):
 def out(words, tmp_path_factory):
     """All figures, drawn; and some runs of other models that one of them finds."""
     out, patch = tmp_path_factory.mktemp("out"), pytest.MonkeyPatch()
-    for name, value in (("EPOCHS", EPOCHS), ("UPDATES", UPDATES), ("TARGETS", TARGETS)):
-        patch.setattr(spatl_figures, name, value)
+    patch.setattr(spatl_transfer, "EPOCHS", EPOCHS)
+    patch.setattr(spatl_agents, "UPDATES", UPDATES)
+    patch.setattr(spatl_figures, "TARGETS", TARGETS)
     cells = table_named(spatl.tables(), "spatl/ablations").cells(["spatl", "no_selection"], ["vgg11"], words)
     for cell in cells:
         with watcher(json=True) as lines:
             finish(cell.at(out, 0), (), lines, among=out)
     known = reproducible()
     for name in NAMES:
-        drawn = known[f"spatl/{name}"].draw(words, IMAGES, out / "spatl" / name)
+        drawn = known[f"spatl/{name}"].draw(words, IMAGES, out / "spatl" / name, columns=NETWORKS.get(name, ()))
         assert all(path.is_file() for path in drawn)
         assert all(path.stat().st_size > 5_000 for path in drawn if path.suffix == ".png")
         assert [path.suffix for path in drawn if path.suffix != ".md"] == [".png", ".json"][name == "bytes" :]
@@ -132,7 +138,7 @@ def test_encoders_leave_ten_thousand_images_to_nobody():
 def test_curves_are_those_of_the_raw_tables(out):
     curves = told(out, "figure4")["curves"]
     assert list(curves["resnet20"]) == list(spatl_figures.METHODS)
-    assert list(curves) == ["resnet20", "vgg11"] and list(curves["vgg11"]) == ["spatl"]  # what the table has
+    assert list(curves) == ["resnet20"]  # what was asked for
     for model, by in curves.items():
         for row, line in by.items():
             expected = by_hand(folder_of(out, "accuracy", row, model))
@@ -149,6 +155,8 @@ def test_gradient_control_costs_bytes(out):
     assert curves["no_control"]["bytes"] == [spent for _, spent in expected.values()]
     assert curves["no_control"]["bytes"][-1] < curves["spatl"]["bytes"][-1]
     assert curves["no_control"]["accuracy"] == pytest.approx([mean for mean, _ in expected.values()], abs=1e-12)
+    norms = by_hand(folder_of(out, "ablations", "l2_global"))  # the line of a rule that searches nothing
+    assert curves["l2_global"]["accuracy"] == pytest.approx([mean for mean, _ in norms.values()], abs=1e-12)
 
 
 def test_bytes_to_a_target(out):
@@ -229,9 +237,12 @@ def test_sub_models_against_modules_that_are_really_cut(out):
             assert (one["own_settled"], one["settled"]) == (one["own"], one["smaller"])
     text = (out / "spatl" / "submodels.md").read_text()
     mean = sum(one["flops"] for one in told(out, "submodels")["models"]["resnet20"]) / 4
-    assert f"| **cnn2** | {100 * mean:.1f} |" in text and "| paper, resnet20 | 74.2 |  | 84 |" in text
+    assert (
+        f"| **resnet20 (here cnn2, fields)** | {100 * mean:.1f} |" in text
+        and "| paper, resnet20 | 74.2 |  | 84 |" in text
+    )
     others = told(out, "submodels")["other rules"]["resnet20"]["norms"]
-    assert f"| **cnn2**, smallest norms left out | {100 * others[0]['flops']:.1f} |" in text
+    assert f"| **resnet20 (here cnn2, fields)**, smallest norms left out | {100 * others[0]['flops']:.1f} |" in text
 
 
 @pytest.fixture(scope="module")
@@ -244,7 +255,7 @@ def residual(tmp_path_factory):
     )
     words = (*(word for word in words if word.partition("=")[0] not in ("clients", "rounds", "model")), *more)
     preset = ("algorithm.spend=true", "algorithm.settle=true")
-    spatl_figures.submodels((*words, *preset), 0, out / "spatl" / "submodels")
+    spatl_figures.submodels(Wanted((*words, *preset), 0, out / "spatl" / "submodels", columns=("resnet20",)))
     known = told(out, "submodels")
     by_rule = {"selected": known["models"]["resnet20"], **known["other rules"]["resnet20"]}
     return OpenedRun.open(folder_of(out, "accuracy", "spatl")), by_rule
@@ -332,7 +343,7 @@ def test_sub_models_with_sums_and_norms(residual):
 
 def test_an_agent_is_asked_as_its_run_asked_it(residual):
     run, _ = residual
-    task = spatl_figures.Selection.of(run)
+    task = spatl_agents.Selection.of(run)
     weights, net = run.model(task.client), run.net
     mine, held = split_holdout(run.federation.train[task.client], task.images, task.client)
     x, y = run.federation.data.prepare(run.images.x, None), run.images.y
@@ -363,7 +374,7 @@ def trained_on(run, client, module, filled=False) -> float:
 
 # ---- the agent -------------------------------------------------------------------------------------------------------
 def test_rewards_by_networks_that_are_really_cut(out):
-    found, run = told(out, "figure7"), OpenedRun.open(folder_of(out, "accuracy", "spatl"))
+    found, run = told(out, "figure7")["networks"]["resnet20"], OpenedRun.open(folder_of(out, "accuracy", "spatl"))
     held = {c: split_holdout(mine, -(-len(mine) // 5), c)[1] for c, mine in run.federation.train.items()}
     client = max(held, key=lambda number: len(held[number]))
     assert (found["client"], found["images"]) == (client, len(held[client]))
@@ -391,21 +402,22 @@ def test_rewards_by_networks_that_are_really_cut(out):
     assert found["whole"] == pytest.approx(accuracy({})) and found["uniform"] == pytest.approx(
         accuracy(choice.uniform())
     )
+    assert found["norms"] == pytest.approx(accuracy(choice.by_norm(weights))) and found["model"] == "cnn2"
 
 
 def test_a_trained_agent_does_otherwise_than_a_new_one(words, tmp_path, monkeypatch):
     """Two clients keep back enough images each for rewards to tell agents apart: with four, all rewards are alike."""
-    monkeypatch.setattr(spatl_figures, "UPDATES", 1)
-    reproducible()["spatl/figure7"].draw((*words, "clients=2"), 0, tmp_path / "spatl" / "figure7")
-    new, trained = told(tmp_path, "figure7")["rewards"].values()
+    monkeypatch.setattr(spatl_agents, "UPDATES", 1)
+    figure, place = reproducible()["spatl/figure7"], tmp_path / "spatl" / "figure7"
+    figure.draw((*words, "clients=2"), 0, place, columns=("resnet20",))
+    new, trained = told(tmp_path, "figure7")["networks"]["resnet20"]["rewards"].values()
     assert new != trained
 
 
 def test_without_agents_there_is_no_reward(words, tmp_path):
     with pytest.raises(BadInput, match=r"has no agents: leave algorithm\.selector=rl"):
-        spatl_figures.reward_over_updates(
-            (*words, "algorithm.selector=uniform", "rounds=1"), 0, tmp_path / "spatl" / "x"
-        )
+        wanted = Wanted((*words, "algorithm.selector=uniform", "rounds=1"), 0, tmp_path / "spatl" / "x")
+        spatl_agents.reward_over_updates(replace(wanted, columns=("resnet20",)))
 
 
 # ---- transfer --------------------------------------------------------------------------------------------------------
@@ -417,8 +429,7 @@ def test_transfer_by_a_plain_loop(out, monkeypatch, row, part):
     run = OpenedRun.open(folder_of(out, "encoders", row.replace("scratch", "spatl"), "vgg11"))
     kept, real = [], spatl.total
     monkeypatch.setattr(spatl, "total", lambda scores: kept.append(real(scores)) or kept[-1])
-    monkeypatch.setattr(spatl_figures, "EPOCHS", EPOCHS)
-    accuracy = spatl_figures.transferred(run, IMAGES, part, encoder=Tree() if row == "scratch" else None)
+    accuracy = spatl_transfer.transferred(run, IMAGES, part, EPOCHS, encoder=Tree() if row == "scratch" else None)
     module = run.experiment.model.build(10, 1, 16).double()
     other = config.read(None, [*_words_of(run), f"seed={key(0, 'transfer')}"])
     module.load_state_dict(other.network(run.images).module.state_dict())
@@ -463,17 +474,17 @@ def test_what_transfer_says(out):
 
 def test_new_images_are_no_clients(out):
     run = OpenedRun.open(folder_of(out, "encoders", "spatl", "vgg11"))
-    train, test = spatl_figures.new_images(run, 10_000)
+    train, test = spatl_transfer.new_images(run, 10_000)
     theirs = {
         i for part in (run.federation.train, run.federation.test) for index in part.values() for i in index.tolist()
     }
     assert len(theirs) == 240 and {*train.tolist(), *test.tolist()} == set(range(240, 360))
     assert (len(train), len(test)) == (108, 12)
     with pytest.raises(BadInput, match=r"needs 10 new images or more, but has 9: raise --images"):
-        spatl_figures.new_images(run, 9)
+        spatl_transfer.new_images(run, 9)
     pooled = OpenedRun.open(folder_of(out, "accuracy", "spatl"))
     with pytest.raises(BadInput, match=r"leave partition\.test=holdout"):
-        spatl_figures.new_images(pooled, 100)
+        spatl_transfer.new_images(pooled, 100)
 
 
 # ---- again -----------------------------------------------------------------------------------------------------------
@@ -486,5 +497,5 @@ def test_what_is_there_is_not_run_again(out, words, monkeypatch):
     before = {name: (out / "spatl" / f"{name}.json").read_text() for name in NAMES}
     known = reproducible()
     for name in ("figure6", "transfer"):
-        known[f"spatl/{name}"].draw(words, IMAGES, out / "spatl" / name)
+        known[f"spatl/{name}"].draw(words, IMAGES, out / "spatl" / name, columns=NETWORKS.get(name, ()))
         assert (out / "spatl" / f"{name}.json").read_text() == before[name]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +15,8 @@ from .errors import Explained, complain
 from .format import Json, print_rows, say_json, split_words
 
 if TYPE_CHECKING:
-    from ..runs.grid import Grid
+    from ..papers.figure_runs import Figure, Wanted
+    from ..runs.grid import Cell, Grid
 
 Which = tuple[list[str], list[str], list[str]]  # rows, columns and settings of a table
 
@@ -29,6 +32,10 @@ def reproduce(
     seeds: Annotated[str, typer.Option(help="How many, such as 3, or which, such as 0,1,2.")] = "1",
     images: Annotated[int, typer.Option(min=0, help="That a figure looks at; 0: as many as the paper.")] = 0,
     out: Annotated[str, typer.Option(help="Where runs, tables and pictures go.")] = "reproduced",
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A few images and two rounds: what it looks like, in two minutes at most.")
+    ] = False,
+    every: Annotated[bool, typer.Option("--list", help="Every table and figure of the papers.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command of each missing run.")] = False,
     json: Json = False,
 ) -> None:
@@ -36,41 +43,95 @@ def reproduce(
 
     Settings change every run of the table: that is another protocol, which the table says and keeps apart.
     """
-    from ..core.errors import BadInput, nearest
-    from ..papers.figure_runs import Figure
+    from ..core.errors import BadInput
+    from ..papers.catalogue import listed, resolved
+    from ..papers.figure_runs import Figure, Wanted
+    from ..papers.quick import SAID, reduced, some_columns
     from ..papers.registry import reproducible
+    from ..plots.style import stamped
     from ..runs.grid import seeds_of
 
     known = reproducible()
     name, settings = split_words(words)
-    if name is None:
-        listed = [{"name": one.name, "about": one.about} for one in known.values()]
-        say_json(listed) if json else print_rows(listed)
+    if name is None or every:
+        found = listed(known)
+        say_json(found) if json else print_rows(found)
         return
-    if name not in known:
-        raise BadInput(f"{name!r} is nothing that can be reproduced; {nearest(name, known)}")
-    asked, place = known[name], Path(out)
-    if isinstance(asked, Figure):
-        if rows or columns or dry_run:
-            raise BadInput(f"{name} is a figure: --rows, --columns and --dry-run are for tables")
-        drawn = [str(path) for path in asked.draw(settings, images or asked.images, place / name)]
-        say_json({"files": drawn}) if json else print("\n".join(drawn))
-        return
-    which = _listed("--rows", rows, asked.rows), _listed("--columns", columns, asked.columns), settings
+    name = resolved(name, known)
+    asked, place = known[name], Path(out) / "quick" if quick else Path(out)
+    if quick:
+        print(SAID, file=sys.stderr)
+    with stamped(SAID) if quick else nullcontext():
+        if isinstance(asked, Figure):
+            if rows or (columns and not asked.columns):
+                option = "--rows is" if rows else "--columns is"
+                raise BadInput(f"{name} is a figure: {option} for tables")
+            some = _listed("--columns", columns, asked.columns)
+            count = images or (asked.few if quick and asked.few else asked.images)
+            _figure(asked, Wanted(settings, count, place / name, quick, some), dry_run, json)
+            return
+        which = _listed("--rows", rows, asked.rows), _listed("--columns", columns, asked.columns), settings
+        if quick:
+            asked, which = reduced(asked, place), (which[0], some_columns(asked, which[0], which[1]), settings)
+        if dry_run:
+            said = [f"# {heading}: {line}" for heading, lines in asked.protocol.items() for line in lines]
+            _print_commands(_missing(asked, which, seeds_of(seeds), place), place, json, said)
+        else:
+            _table(asked, which, seeds_of(seeds), place, json)
+
+
+def _figure(figure: Figure, wanted: Wanted, dry_run: bool, json: bool) -> None:
+    """Draw it, after what it is drawn from; or say what that would be."""
+    from ..papers.figure_runs import SEED
+    from ..papers.needs import lacking
+    from ..runs.grid import is_done
+
+    cells = [(cell, SEED) for cell in figure.runs(wanted) if not is_done(cell, wanted.out, SEED)]
+    work = figure.work(wanted)
+    missing = dict.fromkeys(each for one in work for each in lacking(one.experiment))
     if dry_run:
-        commands = _missing(asked, which, seeds_of(seeds), place)
-        said = [f"# {heading}: {line}" for heading, lines in asked.protocol.items() for line in lines]
-        say_json(commands) if json else print("\n".join([*said, *commands]))
-    else:
-        _table(asked, which, seeds_of(seeds), place, json)
+        text = f"# {figure.name} looks at {wanted.images:,} images itself" if wanted.images else ""
+        said = [f"# not run here: needs {', '.join(missing)}"] if missing else []
+        _print_commands(cells, wanted.out, json, [*([text] if text and not json else []), *said])
+        return
+    _say_how_long([cell for cell, _ in cells], work)
+    drawn = [str(path) for path in figure.make(wanted)]
+    say_json({"files": drawn}) if json else print("\n".join(drawn))
 
 
-def _missing(grid: Grid, which: Which, seeds: list[int], place: Path) -> list[str]:
-    """The command of each run that is missing."""
+def _say_how_long(cells: Sequence[Cell], work: Sequence = ()) -> None:
+    """One sentence before anything starts; nothing where nothing is left to do."""
+    from ..papers.duration import seconds, sentence
+    from ..papers.needs import lacking
+
+    here = [cell.experiment for cell in cells if not lacking(cell.experiment)]
+    if here or work:
+        print(sentence(len(here), seconds(here, work)), file=sys.stderr, flush=True)
+
+
+def _missing(grid: Grid, which: Which, seeds: list[int], place: Path) -> list[tuple[Cell, int]]:
+    """The cell and the seed of each run that is missing."""
     from ..papers.table import gather
 
     cells, done = grid.cells(*which), gather(grid, place, which[2]).done
-    return [cell.command(place, seed) for seed in seeds for cell in cells if seed not in done[cell.row, cell.column]]
+    return [(cell, seed) for seed in seeds for cell in cells if seed not in done[cell.row, cell.column]]
+
+
+def _print_commands(missing: Sequence[tuple[Cell, int]], place: Path, json: bool, first: Sequence[str] = ()) -> None:
+    """A command a line; before one that cannot run here, what it needs."""
+    from ..papers.needs import lacking, partial
+
+    lines = list(first)
+    for cell, seed in missing:
+        if needs := lacking(cell.experiment):
+            lines.append(f"# not run here: needs {', '.join(needs)}")
+        elif parts := partial(cell.experiment):
+            lines.append(f"# on a part of the images here: for the paper's needs all of {', '.join(parts)}")
+        lines.append(cell.command(place, seed))
+    if json:
+        say_json([line for line in lines if not line.startswith("#")])
+    elif lines:
+        print("\n".join(lines))
 
 
 def _table(grid: Grid, which: Which, seeds: list[int], place: Path, json: bool) -> None:
@@ -80,12 +141,20 @@ def _table(grid: Grid, which: Which, seeds: list[int], place: Path, json: bool) 
     from ..simulate import progress as panel
 
     rows, columns, words = which
-    watch = {
-        "watch": lambda: panel.watcher(json),
-        "say": lambda text: print(text, file=sys.stderr if json else sys.stdout),
-    }
+    missing = _missing(grid, which, seeds, place)
+    _say_how_long([cell for cell, _ in missing])
+    say = _progress(len(missing), sys.stderr if json else sys.stdout)
     try:
-        table = reproduce(grid, place, rows=rows, columns=columns, seeds=seeds, words=words, **watch)
+        table = reproduce(
+            grid,
+            place,
+            rows=rows,
+            columns=columns,
+            seeds=seeds,
+            words=words,
+            watch=lambda: panel.watcher(json),
+            say=say,
+        )
     except KeyboardInterrupt:
         raise Explained(complain("stopped; the same command goes on where it was", 130)) from None
     drawn = draw(table)
@@ -94,6 +163,22 @@ def _table(grid: Grid, which: Which, seeds: list[int], place: Path, json: bool) 
     else:
         print(f"{table.markdown()}\n{place / table.name}.md\n{drawn or ''}".rstrip())
     raise typer.Exit(1 if table.failures else 0)
+
+
+def _progress(runs: int, stream) -> Callable[[str], None]:
+    """Says a table after each run, and how long the others will take by those that are done."""
+    from ..papers.duration import about
+
+    start, done = time.monotonic(), 0
+
+    def say(text: str) -> None:
+        nonlocal done
+        done += 1
+        print(text, file=stream)
+        if left := runs - done:
+            print(f"{left} of {runs} runs are left: {about((time.monotonic() - start) / done * left)}", file=sys.stderr)
+
+    return say
 
 
 def _listed(option: str, texts: list[str] | None, known: Iterable[str]) -> list[str]:

@@ -37,6 +37,20 @@ def load_weights(module: nn.Module, source: str) -> list[str]:
     return [f"weights={source}: its last layer is for {have} classes and was left out; the one for {want} starts anew"]
 
 
+def at_hand(source: str) -> bool:
+    """Whether these weights are on this machine: nothing is fetched to find out."""
+    if source == "stand-in" or Path(source).expanduser().is_file() or not re.fullmatch(r"[\w.-]+/[\w.-]+", source):
+        try:
+            return _find(source).is_file()
+        except BadInput:
+            return False
+    try:
+        from huggingface_hub import try_to_load_from_cache  # pyright: ignore[reportMissingImports]  an extra
+    except ImportError:
+        return False
+    return isinstance(try_to_load_from_cache(source, "model.safetensors"), str)
+
+
 def classes_of(module: nn.Module, source: str, otherwise: int) -> int:
     """How many classes the last layer in a file is for; `otherwise` where it is as the module's own."""
     stored, own = _read(source), module.state_dict()

@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from ..runs.grid import Cell, Grid, Reported, deviation, mean, placement, protoc
 from ..runs.rounds import Rounds
 from ..simulate.finish import GOES_WRONG, finish, reason
 from ..simulate.recorder import Watcher
+from .needs import is_part, lacking
+
+NOT_HERE = "not run here: needs"
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,7 @@ class Done:
     images: int
     place: str  # device and precision
     run: str
+    part: bool = False  # of the published images
 
 
 def reproduce(
@@ -54,6 +59,8 @@ def reproduce(
             if seed in table.done[cell.row, cell.column]:
                 continue
             try:
+                if missing := lacking(cell.experiment):
+                    raise BadInput(f"{NOT_HERE} {', '.join(missing)}")
                 with watch() as watcher:
                     finish(cell.at(out, seed), placement(words), watcher, among=out)
             except GOES_WRONG as error:
@@ -67,9 +74,8 @@ def reproduce(
 def gather(grid: Grid, out: Path, words: Sequence[str], asked: Sequence[Cell] = ()) -> PaperTable:
     """All that is finished under this protocol, whoever ran it."""
     cells = grid.fitting(words)
-    changed = {change for cell in cells for change in cell.changes}
-    lacking = {word for column in grid.columns.values() for word in column.instead}
-    return PaperTable(grid, out, protocol_name(grid.name, sorted(changed - lacking)), cells, asked).read()
+    changed = {change for cell in cells for change in cell.changes if change not in cell.instead}
+    return PaperTable(grid, out, protocol_name(grid.name, sorted(changed)), cells, asked).read()
 
 
 @dataclass(frozen=True)
@@ -104,14 +110,25 @@ class PaperTable:
                     continue
                 if (value := self.grid.measure(result)) is not None:
                     card, path = folder.passport(), str(folder.path.relative_to(self.out))
-                    place = f"{card['device_name']}, {card['precision']}"
-                    found[seed] = Done(value, experiment.rounds, card["data"]["images"], place, path)
+                    place, data = f"{card['device_name']}, {card['precision']}", card["data"]
+                    part = is_part(data["origin"])
+                    found[seed] = Done(value, experiment.rounds, data["images"], place, path, part)
         return replace(self, done=done, begun=begun)
 
     @property
     def shown(self) -> Sequence[Cell]:
         """Cells that are done or asked for; all, where none is."""
         return [cell for cell in self.cells if self.done[cell.row, cell.column] or cell in self.asked] or self.cells
+
+    def paper(self, row: str, column: str) -> Reported | None:
+        """What the paper reports; not beside runs on what stands in for its data or weights."""
+        return None if column in self.standing_in else self.grid.paper.get((row, column))
+
+    @cached_property
+    def standing_in(self) -> set[str]:
+        """Columns that run, or ran, on other data or weights than the paper's, as this machine has no others."""
+        here = {cell.column for cell in self.cells if set(cell.instead) & set(cell.changes)}
+        return here | {column for (_, column), done in self.done.items() if any(one.part for one in done.values())}
 
     def write(self) -> None:
         """As Markdown, CSV and JSON."""
@@ -143,7 +160,7 @@ class PaperTable:
         found = []
         for cell in self.shown:
             done = self.done[cell.row, cell.column]
-            paper = self.grid.paper.get((cell.row, cell.column))
+            paper = self.paper(cell.row, cell.column)
             found.append(
                 {
                     "row": cell.row,
@@ -168,15 +185,16 @@ class PaperTable:
     def numbers(self) -> str:
         """Ours and the paper's, in Markdown."""
         rows, columns = (list(dict.fromkeys(getattr(cell, of) for cell in self.shown)) for of in ("row", "column"))
-        papers = [column for column in columns if any((row, column) in self.grid.paper for row in rows)]
-        head = ["", *(name for column in columns for name in ([column, "paper"] if column in papers else [column]))]
+        papers = [column for column in columns if any(self.paper(row, column) for row in rows)]
+        titles = {column: self.grid.titles.get(column, column) for column in columns}
+        head = ["", *(name for at in columns for name in ([titles[at], "paper"] if at in papers else [titles[at]]))]
         lines = ["| " + " | ".join(head) + " |", "| --- |" + " ---: |" * (len(head) - 1)]
         for row in rows:
             numbers = []
             for column in columns:
                 numbers.append(_ours(self.done.get((row, column), {})))
                 if column in papers:
-                    numbers.append(_theirs(self.grid.paper.get((row, column))))
+                    numbers.append(_theirs(self.paper(row, column)))
             lines.append("| " + " | ".join([row, *numbers]) + " |")
         return "\n".join(lines) + "\n"
 
@@ -191,11 +209,24 @@ class PaperTable:
             yield from [f"- Data of {columns}: {said}."] if said else []
         for said, columns in self._by_column(lambda cell: self._said_of(cell, lambda one: one.place)):
             yield from [f"- Ran on ({columns}): {said}."] if said else []
+        others = dict.fromkeys(cell.column for cell in self.shown if cell.column in self.standing_in)
+        if self.grid.paper and others:
+            yield f"- Without the paper's numbers, as other data or weights stand in for its own: {', '.join(others)}."
         yield from (f"- {note}" for note in self.grid.notes)
         yield from (
             f"- Begun: {row}, {column}, seed {seed}: {said}." for (row, column, seed), said in self.begun.items()
         )
-        yield from (f"- Failed: {row}, {column}, seed {seed}: {why}." for (row, column, seed), why in self._failed())
+        yield from self._not_run()
+
+    def _not_run(self) -> Iterator[str]:
+        """Cells that failed, and columns whose data or weights are not here."""
+        absent: dict[str, dict[str, None]] = {}
+        for (row, column, seed), why in self._failed():
+            if why.startswith(NOT_HERE):
+                absent.setdefault(why, {})[column] = None
+            else:
+                yield f"- Failed: {row}, {column}, seed {seed}: {why}."
+        yield from (f"- {', '.join(columns)}: {why}." for why, columns in absent.items())
 
     def _protocol(self) -> Iterator[str]:
         for heading, lines in self.grid.protocol.items():

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import textwrap
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -81,9 +83,33 @@ def caption(figure: Any, text: str) -> None:
     figure.text(0.5, below / high, lines, ha="center", va="top", fontsize=8.5, color="#444444")
 
 
+_STAMP: ContextVar[str] = ContextVar("stamp", default="")
+
+
+@contextmanager
+def stamped(text: str) -> Iterator[None]:
+    """Every figure that is saved meanwhile says this above itself."""
+    before = _STAMP.set(text)
+    try:
+        yield
+    finally:
+        _STAMP.reset(before)
+
+
+def _stamp(figure: Any, text: str) -> None:
+    figure.draw_without_rendering()  # what lays itself out has no place before
+    figure.set_layout_engine("none")
+    wide, high = figure.get_size_inches()
+    above = figure.get_tightbbox().y1 + 0.08
+    lines = textwrap.fill(text, int(13 * wide))
+    figure.text(0.5, above / high, lines, ha="center", va="bottom", fontsize=8.5, color="#c00000")
+
+
 def save(figure: Any, path: Path) -> Path:
     """As PNG, SVG and PDF beside each other; returns the PNG."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    if text := _STAMP.get():
+        _stamp(figure, text)
     undated = {".png": None, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
     for kind, metadata in undated.items():
         figure.savefig(path.with_suffix(kind), metadata=metadata)

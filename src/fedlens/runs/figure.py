@@ -63,3 +63,5 @@ def label_mix(axis: Any, counts: Sequence[Sequence[int]], names: Names = NUMBERS
         name_ticks(axis, [names.tick(client) for client in range(len(counts))], 10)
     if (count := len(counts[0])) <= 12:
         axis.set_yticks(range(count), [short(names.label(label), 18) for label in range(count)])
+    else:
+        axis.yaxis.get_major_locator().set_params(integer=True)

@@ -58,6 +58,7 @@ class Cell:
     experiment: Experiment
     changes: tuple[str, ...]  # how it differs from the grid's own protocol
     home: str  # of its runs, below the folder of all grids
+    instead: tuple[str, ...] = ()  # changes that nobody asked for by a word: for what this machine lacks, or smaller
 
     def folder(self, out: Path, seed: int) -> Path:
         return out / self.home / f"seed{seed}"
@@ -84,6 +85,8 @@ class Grid:
     measured: str = "accuracy of the global model on the pooled test set, mean of the last evaluations, %"
     notes: tuple[str, ...] = ()
     elsewhere: Mapping[str, str] = field(default_factory=dict)  # rows of the paper's other tables -> table
+    titles: Mapping[str, str] = field(default_factory=dict)  # of columns, where their names do not say all
+    smaller: Callable[[tuple[str, ...]], tuple[str, ...]] | None = None  # words of a cell -> words over them
     says: tuple[str, ...] = ()  # what the paper says of the protocol
     leaves_open: tuple[str, ...] = ()  # what it does not, and what is taken here
 
@@ -132,17 +135,18 @@ class Grid:
 
     def _cell(self, row: str, column: str, words: Sequence[str]) -> Cell:
         own = (*self.words, *self.columns[column].words, *self.rows[row].words)
-        over = (*self.columns[column].instead, *words)
+        instead = (*self.columns[column].instead, *(self.smaller(own) if self.smaller else ()))
+        over = (*instead, *words)
         whole = merged_words((*own, *over))
         experiment, changes = config.read(None, [*whole.values()]), ()
-        if over and config_hash(experiment) != config_hash(config.read(None, own)):
+        if over and config_hash(experiment) != config_hash(config.read(None, [*merged_words(own).values()])):
             keys = {config.setting(word)[0] for word in over} & whole.keys()
             changed = dict(config.setting(whole[key]) for key in keys if config.affects_results(key))
             changes = tuple(f"{key}={value}" for key, value in sorted(changed.items()))
         name = protocol_name("-".join(part.replace("/", "-") for part in (row, column) if part), changes)
-        return Cell(
-            row, column, tuple(whole.values()), experiment, changes, f"{self.rows[row].home or self.name}/{name}"
-        )
+        place = f"{self.rows[row].home or self.name}/{name}"
+        stays = tuple("{}={}".format(*config.setting(word)) for word in instead if word in whole.values())
+        return Cell(row, column, tuple(whole.values()), experiment, changes, place, stays)
 
 
 # ---- words and names -------------------------------------------------------------------------------------------------

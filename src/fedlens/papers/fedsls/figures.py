@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,175 +14,264 @@ from ... import config
 from ...attribution.figures import as_picture, coloured
 from ...core.batches import Shard
 from ...core.errors import BadInput
-from ...core.files import write_atomic, write_json
+from ...core.files import write_atomic
 from ...core.network import Network
 from ...core.rng import generator, key, seeded
-from ...data import DATASETS, Images
+from ...data import DATASETS, DataSource, Images
+from ...data.sources.folders import Npz
 from ...experiment import Experiment, build
 from ...explain.run import some_images
+from ...models.weights import at_hand
 from ...plots.style import pyplot, save
 from ...runs.figure import label_mix
 from ...runs.grid import merged_words
 from ...simulate.run import label_counts, matmuls, threads
-from ..figure_runs import Figure
+from ..duration import Effort, images_ahead
+from ..figure_runs import Figure, Wanted, note
+from ..needs import lacking
+from ..quick import few
 from . import saliency as drawing
 from .cost import pass_cost, weighing_cost
+from .gain import gain, gain_runs
 from .latents import SIDE, Eye, comparable, latents, likeness, quartiles, saliency_maps
-from .tables import ALPHAS, SWITCHES, WORDS, column
+from .tables import ALPHAS, SWITCHES, WORDS, column, imagenet_weights
 from .weighing import copies, effective, some_clients, weights_by_switch, weights_over_rounds
 
 _SOURCES = {"cifar10": 1, "cifar100": 1, "tiny_imagenet": 2}  # figure 5's images, in these proportions
 _HEADS = {"stand-in": 200, "": 10}  # classes that initial weights know; ImageNet's 1000 otherwise
 
 
-def asked(words: Sequence[str], *defaults: str) -> Experiment:
-    """The paper's setting with our defaults and the user's words over it."""
+def asked(wanted: Wanted, *defaults: str, last: Sequence[str] = ()) -> Experiment:
+    """The paper's setting with our defaults, the user's words and `last` over it; in quick mode a smaller one."""
     paper = column("cifar10", "0.1")
-    whole = merged_words((*WORDS, *paper.words, "algorithm=fedsls", *paper.instead, *defaults, *words))
-    return config.read(None, [*whole.values()]).resolved()
+    words = (*WORDS, *paper.words, "algorithm=fedsls/paper", *paper.instead, *defaults)
+    return config.read(None, [*merged_words((*words, *wanted.over((*words, *last)), *last)).values()]).resolved()
 
 
-def maps_of_clients(words: Sequence[str], images: int, path: Path) -> list[Path]:
-    """Figure 1: the same test images through the eyes of the copies that clients trained on their own data."""
-    experiment = asked(words)
+def looking(wanted: Wanted) -> Experiment:
+    """The same where images are looked at alone: quick mode, too, has the paper's network, at least its shape."""
+    found = asked(replace(wanted, quick=False))
+    if wanted.quick and lacking(replace(found, data=DATASETS["mnist5k"]())):
+        found = asked(replace(wanted, quick=False, words=("model.weights=", *wanted.words)))
+    return found
+
+
+def data_of(wanted: Wanted, experiment: Experiment) -> dict[DataSource, int]:
+    """Where figures 3 and 5 draw their images from, and in which proportions."""
+    if any(config.setting(word)[0] == "data" for word in wanted.words):
+        return {experiment.data: 1}
+    if wanted.quick:
+        return {Npz(str(few(name, wanted.out))): share for name, share in _SOURCES.items()}
+    return {DATASETS[name](): share for name, share in _SOURCES.items()}
+
+
+def maps_of_clients(wanted: Wanted) -> list[Path]:
+    """The same test images through the eyes of the copies that clients trained on their own data."""
+    experiment = asked(wanted)
     with threads(1), matmuls(experiment.execution.precision):
         net, federation = build(experiment)
         loaded = experiment.data.load()
         some = some_clients(federation)
         models = {"at first": net.initial_weights()}
         models |= {f"client {number}": weights for number, weights in copies(experiment, net, federation, some).items()}
-        shown = some_images(loaded, federation.pool.cpu(), images)
+        shown = some_images(loaded, federation.pool.cpu(), wanted.images)
         shard = Shard(federation.data, shown.to(federation.pool.device))
         maps = {name: saliency_maps(net, weights, shard.x, shard.y).cpu() for name, weights in models.items()}
     columns = {"image": as_picture(loaded.x[shown] / 255), **{name: coloured(found) for name, found in maps.items()}}
     titles = [loaded.classes[label] for label in loaded.y[shown].tolist()]
-    drawn = drawing.pictures(columns, path, titles)
-    return [drawn, _note(path, {"clients": some, "classes": titles, **_setting(experiment)})]
+    drawn = drawing.pictures(columns, wanted.path, titles)
+    return [drawn, note(wanted, {"clients": some, "classes": titles, **_setting(experiment)})]
 
 
-def latent_pictures(words: Sequence[str], images: int, path: Path) -> list[Path]:
+def latent_pictures(wanted: Wanted) -> list[Path]:
     """Figure 3: images, their saliency latent, and the images made smaller."""
-    experiment = asked(words)
-    eye, loaded = eye_of(experiment), experiment.data.load()
-    chosen = drawn_images(loaded, images, experiment.seed)
+    experiment = looking(wanted)
+    eye, loaded = eye_of(experiment), next(iter(data_of(wanted, experiment))).load()
+    chosen = drawn_images(loaded, wanted.images, experiment.seed)
     shown = {"gray": comparable(chosen.mean(1)), **{n: comparable(maps) for n, maps in latents(eye, chosen).items()}}
     columns = {"image": as_picture(chosen), **{name: maps[:, 0].numpy() for name, maps in shown.items()}}
-    return [drawing.pictures(columns, path), _note(path, _setting(experiment))]
+    return [drawing.pictures(columns, wanted.path), note(wanted, _setting(experiment))]
 
 
-def bubbles(words: Sequence[str], images: int, path: Path) -> list[Path]:
+def bubbles(wanted: Wanted) -> list[Path]:
     """Figure 4: who owns how many images of which class, for every alpha."""
-    own = [word for word in words if config.setting(word)[0] == "data"]
+    own = [word for word in wanted.words if config.setting(word)[0] == "data"]
     names = [own[-1].partition("=")[2]] if own else ["cifar10", "cifar100"]
     plt = pyplot()
     figure, axes = plt.subplots(len(names), len(ALPHAS), figsize=(5 * len(ALPHAS), 3.6 * len(names)), squeeze=False)
     for name, line in zip(names, axes, strict=True):
         for alpha, axis in zip(ALPHAS, line, strict=True):
-            experiment = asked([*words, f"data={name}", f"partition.alpha={alpha}"])
+            experiment = asked(wanted, f"data={name}", last=[f"partition.alpha={alpha}"])
             loaded = experiment.data.load()
             label_mix(axis, label_counts(experiment.federation(loaded)[0], len(loaded.classes)))
             dots = axis.collections[-1]
             dots.set_sizes(dots.get_sizes() * min(1, 20 / len(loaded.classes)))  # or a hundred classes hide each other
             axis.set_title(f"{name} ({len(loaded.train):,} images), alpha = {alpha}")
     figure.tight_layout()
-    return [save(figure, path)]
+    return [save(figure, wanted.path)]
 
 
-def likeness_boxes(words: Sequence[str], images: int, path: Path) -> list[Path]:
+def likeness_boxes(wanted: Wanted) -> list[Path]:
     """Figure 5: how like their images saliency latents and smaller images are, by three measures."""
-    experiment = asked(words)
-    named = any(config.setting(word)[0] == "data" for word in words)
-    sources = [experiment.data] if named else [DATASETS[name]() for name in _SOURCES]
-    shares = [1] if named else list(_SOURCES.values())
+    experiment = looking(wanted)
+    sources = data_of(wanted, experiment)
     chosen = [
-        drawn_images(source.load(), images * share // sum(shares), experiment.seed)
-        for source, share in zip(sources, shares, strict=True)
+        drawn_images(source.load(), wanted.images * share // sum(sources.values()), experiment.seed)
+        for source, share in sources.items()
     ]
     eye = eye_of(experiment)
-    parts_of = [likeness(eye, some) for some in chosen]
+    judge, judged_by = judge_of(wanted, experiment)
+    parts_of = [likeness(eye, some, judge) for some in chosen]
     scores = {
         measure: {name: torch.cat([part[measure][name] for part in parts_of]) for name in of}
         for measure, of in parts_of[0].items()
     }
     count = sum(map(len, chosen))
-    title = f"latents beside their images, {count:,} images; ResNet18, {weights_in_words(experiment)}"
-    drawn = drawing.boxes(scores, path, title)
-    return [drawn, _note(path, {"images": count, "boxes": quartiles(scores), **_setting(experiment)})]
+    network = config.to_dict(experiment.model)["is"]
+    title = f"latents beside their images, {count:,} images; saliency by {network}, {weights_in_words(experiment)}; "
+    drawn = drawing.boxes(scores, wanted.path, f"{title}\ncosine of the outputs of {judged_by}")
+    numbers = {"images": count, "boxes": quartiles(scores), "cosine by": judged_by, **_setting(experiment)}
+    return [drawn, note(wanted, numbers)]
 
 
-def static_and_dynamic(words: Sequence[str], images: int, path: Path) -> list[Path]:
+def judge_of(wanted: Wanted, experiment: Experiment) -> tuple[Eye, str]:
+    """The network whose outputs the cosine compares, in words, too: the paper's ResNet50 where its weights are here."""
+    local = imagenet_weights("resnet50") or "timm/resnet50.tv_in1k"
+    if not at_hand(str(local)):
+        named = config.to_dict(experiment.model)["is"]
+        return eye_of(experiment), f"the same {named} (the paper's ResNet50 was not run here: needs {local})"
+    found = asked(replace(wanted, quick=False, words=()), "model=resnet50", f"model.weights={local}")
+    return eye_of(found), f"ResNet50, {weights_in_words(found)}"
+
+
+def static_and_dynamic(wanted: Wanted) -> list[Path]:
     """How weights that are found again and again move away from those found once."""
-    experiment = asked(words, "rounds=200", "algorithm.recompute_every=40")
+    experiment = asked(wanted, "rounds=200", "algorithm.recompute_every=40")
     with threads(1), matmuls(experiment.execution.precision):
         found = weights_over_rounds(experiment, *build(experiment))
     if len(found) < 2:
         raise BadInput("algorithm.recompute_every: weights were found once; lower it, or ask for more rounds")
     shares = {rounds: weights.used for rounds, weights in found.items()}
-    drawn = drawing.moved_weights(found, path)
-    return [drawn, _note(path, {"shares": shares, "by_samples": found[0].by_samples, **_setting(experiment)})]
+    drawn = drawing.moved_weights(found, wanted.path)
+    return [drawn, note(wanted, {"shares": shares, "by_samples": found[0].by_samples, **_setting(experiment)})]
 
 
-def switched_weights(words: Sequence[str], images: int, path: Path) -> list[Path]:
+def switched_weights(wanted: Wanted) -> list[Path]:
     """What every switch makes of clients' weights before the first round: how equal they are, how far from FedAvg's."""
-    experiment = asked(words)
+    experiment = asked(wanted)
     ways = {"fedsls": (), **SWITCHES}
     ways.pop("dynamic")  # which needs rounds
-    switched = {name: asked([*words, *own]).algorithm for name, own in ways.items()}
+    switched = {name: asked(wanted, last=own).algorithm for name, own in ways.items()}
     with threads(1), matmuls(experiment.execution.precision):
-        found = weights_by_switch(experiment, *build(experiment), switched, images)
+        found = weights_by_switch(experiment, *build(experiment), switched, wanted.images)
     numbers = {name: {"counted": w.counted, "moved": w.moved, "grows": w.grows} for name, w in found.items()}
     by_samples = effective(found["fedsls"].by_samples.values())
-    drawn = drawing.switched_weights(numbers, {"by samples": by_samples, "uniform": experiment.clients}, path)
-    return [drawn, _note(path, {"switches": numbers, "by_samples": by_samples, **_setting(experiment)})]
+    drawn = drawing.switched_weights(numbers, {"by samples": by_samples, "uniform": experiment.clients}, wanted.path)
+    return [drawn, note(wanted, {"switches": numbers, "by_samples": by_samples, **_setting(experiment)})]
 
 
-def cost(words: Sequence[str], images: int, path: Path) -> list[Path]:
+def cost(wanted: Wanted) -> list[Path]:
     """Operations and memory of the guided pass, beside the paper's."""
-    experiment = asked(words)
+    experiment = asked(wanted)
     with threads(1), matmuls(experiment.execution.precision):
         net, federation = build(experiment)
-        index = torch.cat([federation.train[client] for client in sorted(federation.train)])[:images]
+        index = torch.cat([federation.train[client] for client in sorted(federation.train)])[: wanted.images]
         shard = Shard(federation.data, index)
         found = pass_cost(net, net.initial_weights(), shard.x, shard.y)
     per_thousand = 1000 / found.images
+    rows = {
+        "products, forward alone (10^9)": (f"{found.forward_operations / 2e9 * per_thousand:.1f}", "37 (GFLOPs)"),
+        "operations, forward and backward (10^9)": (f"{found.all_operations / 1e9 * per_thousand:.1f}", ""),
+        "maps of all layers if stored, channel means (MB)": (f"{found.map_bytes / 1e6 * per_thousand:.2f}", "89.38"),
+        "maps of all layers if stored, all channels (MB)": (f"{found.channel_bytes / 1e6 * per_thousand:.1f}", ""),
+        "peak memory beyond network and images (MB, not scaled)": (f"{found.peak_bytes / 1e6:.0f}", ""),
+        "seconds (not scaled)": (f"{found.seconds:.2f}", ""),
+    }
+    shown = 1 if wanted.quick else 2  # another network than the paper's has no number of it beside
     lines = [
         f"# fedsls/cost: the guided pass over {found.images:,} images, brought to 1,000",
         "",
-        "| | ours | paper |",
-        "| --- | ---: | ---: |",
-        f"| products, forward alone (10^9) | {found.forward_operations / 2e9 * per_thousand:.1f} | 37 (GFLOPs) |",
-        f"| operations, forward and backward (10^9) | {found.all_operations / 1e9 * per_thousand:.1f} | |",
-        f"| maps of all layers if stored, channel means (MB) | {found.map_bytes / 1e6 * per_thousand:.2f} | 89.38 |",
-        f"| maps of all layers if stored, all channels (MB) | {found.channel_bytes / 1e6 * per_thousand:.1f} | |",
-        f"| peak memory beyond network and images (MB, not scaled) | {found.peak_bytes / 1e6:.0f} | |",
-        f"| seconds (not scaled) | {found.seconds:.2f} | |",
+        f"| | {' | '.join(('ours', 'paper')[:shown])} |",
+        f"| --- |{' ---: |' * shown}",
+        *(f"| {name} | {' | '.join(values[:shown])} |" for name, values in rows.items()),
         "",
         f"- {_described(experiment)}. Maps are reduced to one number a layer inside the backward pass: none is stored.",
         "- The paper does not say whether a FLOP is a product or an operation, nor what the maps hold.",
     ]
-    table = path.with_suffix(".md")
+    table = wanted.path.with_suffix(".md")
     table.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(table, ("\n".join(lines) + "\n").encode())
-    return [table, _note(path, {**asdict(found), **_setting(experiment)})]
+    return [table, note(wanted, {**asdict(found), **_setting(experiment)})]
 
 
-def seconds(words: Sequence[str], images: int, path: Path) -> list[Path]:
+def seconds(wanted: Wanted) -> list[Path]:
     """How long all clients together take for their numbers, and the memory that needs."""
-    experiment = asked(words)
+    experiment = asked(wanted)
     with threads(1), matmuls(experiment.execution.precision):
         found = weighing_cost(experiment)
-    return [_note(path, {**asdict(found), **_setting(experiment)})]
+    return [note(wanted, {**asdict(found), **_setting(experiment)})]
+
+
+# ---- how much work that is ------------------------------------------------------------------------------------------
+def _passes(count: float) -> Callable[[Wanted], list[Effort]]:
+    """Each image so often through the network."""
+    return lambda wanted: [Effort(looking(wanted), lambda images: count * wanted.images)]
+
+
+def _copies(share: float) -> Callable[[Wanted], list[Effort]]:
+    """A share of all clients trains a copy of the model and looks at its images."""
+
+    def work(wanted: Wanted) -> list[Effort]:
+        experiment = asked(wanted)
+        epochs = 1 + getattr(experiment.algorithm, "pretrain_epochs", 0)
+        return [Effort(experiment, lambda images: share * epochs * len(images.train))]
+
+    return work
+
+
+def _rounds(wanted: Wanted) -> list[Effort]:
+    experiment = asked(wanted, "rounds=200", "algorithm.recompute_every=40")
+    return [Effort(experiment, lambda images: images_ahead(experiment, images))]
 
 
 FIGURES = [
-    Figure("fedsls/figure1", "saliency maps of the same images by several clients' models", 6, maps_of_clients),
-    Figure("fedsls/figure3", "images, saliency latents and down-sampled latents", 6, latent_pictures),
+    Figure("fedsls/figure1", "gain over FedAvg and FedAU by alpha", 0, gain, runs=gain_runs),
+    Figure("fedsls/figure3", "images, saliency latents and down-sampled latents", 6, latent_pictures, work=_passes(6)),
     Figure("fedsls/figure4", "who owns how many images of which class", 0, bubbles),
-    Figure("fedsls/figure5", "SSIM, cosine and distance of latents to their images", 10_000, likeness_boxes),
-    Figure("fedsls/static_dynamic", "weights found once against weights found again and again", 0, static_and_dynamic),
-    Figure("fedsls/weights", "what every switch makes of clients' weights, before any round", 100, switched_weights),
-    Figure("fedsls/cost", "operations and memory of the guided pass over 1,000 images", 1000, cost),
-    Figure("fedsls/seconds", "seconds and memory until all clients know their weight", 0, seconds),
+    Figure(
+        "fedsls/figure5",
+        "SSIM, cosine and distance of latents to their images",
+        10_000,
+        likeness_boxes,
+        work=_passes(6),
+        few=80,
+    ),
+    Figure(
+        "fedsls/maps",
+        "saliency maps of the same images by several clients' models",
+        6,
+        maps_of_clients,
+        work=_copies(0.04),
+    ),
+    Figure(
+        "fedsls/static_dynamic",
+        "weights found once against weights found again and again",
+        0,
+        static_and_dynamic,
+        work=_rounds,
+    ),
+    Figure(
+        "fedsls/weights",
+        "what every switch makes of clients' weights, before any round",
+        100,
+        switched_weights,
+        work=_copies(2),
+        few=10,
+    ),
+    Figure(
+        "fedsls/cost", "operations and memory of the guided pass over 1,000 images", 1000, cost, work=_passes(2), few=50
+    ),
+    Figure("fedsls/seconds", "seconds and memory until all clients know their weight", 0, seconds, work=_copies(1)),
 ]
 
 
@@ -219,10 +308,3 @@ def _setting(experiment: Experiment) -> dict[str, Any]:
     place = experiment.execution
     where = {"device": place.device, "precision": place.precision, "seed": experiment.seed}
     return {"setting": _described(experiment), "clients_in_all": experiment.clients, **where}
-
-
-def _note(path: Path, numbers: dict[str, Any]) -> Path:
-    beside = path.with_name(path.name + ".json")
-    beside.parent.mkdir(parents=True, exist_ok=True)
-    write_json(beside, numbers)
-    return beside

@@ -37,9 +37,9 @@ class Eye:
         mean, std = (images.new_tensor(values).view(1, -1, 1, 1) for values in (self.mean, self.std))
         return (images.expand(-1, 3, -1, -1) - mean) / std
 
-    def features(self, images: Tensor) -> Tensor:
+    def outputs(self, images: Tensor) -> Tensor:
         with torch.no_grad():
-            return self.net.forward(self.net.initial_weights(), self.scaled(images)).features
+            return self.net(self.net.initial_weights(), self.scaled(images))
 
 
 def saliency_maps(net: Network, weights: Tree, x: Tensor, y: Tensor | None = None) -> Tensor:
@@ -85,22 +85,25 @@ def comparable(maps: Tensor, side: int = SIDE) -> Tensor:
     return (0.5 + 0.25 * ((maps - middle) / spread).masked_fill(flat, 0)).clamp(0, 1)
 
 
-def likeness(eye: Eye, images: Tensor) -> dict[str, dict[str, Tensor]]:
-    """{measure: {latent: [images]}}: of each latent with its image, both gray, of one size, brightness and contrast."""
-    pieces = [_likeness(eye, piece) for piece in images.split(_AT_A_TIME)]
+def likeness(eye: Eye, images: Tensor, judge: Eye | None = None) -> dict[str, dict[str, Tensor]]:
+    """{measure: {latent: [images]}}: of each latent with its image, both gray, of one size, brightness and contrast.
+
+    `judge` is the network whose outputs the cosine compares, when it is another than that of the latents.
+    """
+    pieces = [_likeness(eye, piece, judge or eye) for piece in images.split(_AT_A_TIME)]
     return {
         measure: {name: torch.cat([piece[measure][name] for piece in pieces]) for name in of}
         for measure, of in pieces[0].items()
     }
 
 
-def _likeness(eye: Eye, images: Tensor) -> dict[str, dict[str, Tensor]]:
+def _likeness(eye: Eye, images: Tensor, judge: Eye) -> dict[str, dict[str, Tensor]]:
     image = comparable(images.mean(1))
     maps = {name: comparable(latent) for name, latent in latents(eye, images).items()}
-    seen = eye.features(image)
+    seen = judge.outputs(image)
     return {
         "SSIM": {name: ssim(image, latent, 1.0) for name, latent in maps.items()},
-        "cosine of features": {name: cosine(seen, eye.features(latent)) for name, latent in maps.items()},
+        "cosine of outputs": {name: cosine(seen, judge.outputs(latent)) for name, latent in maps.items()},
         "Euclidean distance": {name: (image - latent).flatten(1).norm(dim=1) for name, latent in maps.items()},
     }
 

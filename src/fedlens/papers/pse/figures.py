@@ -2,81 +2,126 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ...explain.runs import chosen, side_by_side
-from ...plots.style import pyplot, save
+from ...plots.style import caption, pyplot, save
 from ...report.client_figures import accuracy_bars, confusion_matrices, grouped_bars, loss_curves
 from ...runs.folder import RunFolder
+from ...runs.grid import Cell
 from ...runs.opened import OpenedRun
 from ...runs.read import client_evaluation, fairness
-from ..figure_runs import SEED, Figure, finished, note, out_of, table_named
+from ..figure_runs import SEED, Figure, Wanted, at_hand, finished, note
 from ..table import gather
 from .tables import FAIRNESS, tables
 
 CLIENT = 0  # the paper does not say which client it shows: ours is the first
 TASKS = ("cifar10/2", "cifar10/4", "fashion_mnist/3")  # of figure 2; nor which three tasks
 CONVERGENCE = ("cifar10/2", "cifar100/5", "fashion_mnist/4")  # of figure 3
+VARIANTS = ("v1", "v2", "v3", "pse")
+LOOKS = ("fedavg+ft", "ditto", "fedrep", "pse")  # of figure 1
+CONFUSED = ("local", "pse")  # of figure 4
 
 
-def attention_maps(words: Sequence[str], images: int, path: Path) -> list[Path]:
+def attention_maps(wanted: Wanted) -> list[Path]:
     """Figure 1: Grad-CAM of the global model and of one client's models by four methods."""
-    runs = opened("pse/table2", ("fedavg+ft", "ditto", "fedrep", "pse"), "cifar10/4", words, path)
-    return [side_by_side(runs, CLIENT, chosen(runs["pse"], CLIENT, images), path)]
+    runs = opened(wanted, "pse/table2", LOOKS, "cifar10/4")
+    return [side_by_side(runs, CLIENT, chosen(runs["pse"], CLIENT, wanted.images), wanted.path)]
 
 
-def ablation(words: Sequence[str], images: int, path: Path) -> list[Path]:
-    """Figure 2: accuracy of PSE without its parts in three tasks, and what its models look at."""
-    rows = ("v1", "v2", "v3", "pse")
-    grid = table_named(tables(), "pse/ablations")
-    for task in TASKS:
-        finished(grid, rows, task, words, path)
-    done = gather(grid, out_of(path), words).done
-    numbers = {task: {row: done[row, task][SEED].value for row in rows} for task in TASKS}
+def ablation(wanted: Wanted) -> list[Path]:
+    """Figure 2: accuracy of PSE without its parts in three tasks, and where the models of each variant look."""
+    grid, path = wanted.table(tables(), "pse/ablations"), wanted.path
+    tasks, told = at_hand(wanted, grid, VARIANTS, TASKS)
+    for task in tasks:
+        finished(wanted, grid, VARIANTS, task)
+    done = gather(grid, wanted.out, wanted.words).done
+    numbers = {task: {row: done[row, task][SEED].value for row in VARIANTS} for task in tasks}
     figure, axis = pyplot().subplots(figsize=(7.5, 3.4))
     grouped_bars(axis, numbers)
     axis.set_ylabel("mean accuracy of clients, % (axis cut)")
+    said = "v1: no channel excitation; v2: no cross-model attention; v3: no position. The paper names no tasks."
+    caption(figure, " ".join([said, *told]))
     bars = save(figure, path.with_name(f"{path.name}a"))
-    runs = opened(grid.name, ("v2", "pse"), TASKS[1], words, path)
-    maps = side_by_side(runs, CLIENT, chosen(runs["pse"], CLIENT, images), path.with_name(f"{path.name}b"))
-    return [bars, maps, note(path, words, {"accuracy": numbers})]
+    runs = opened(wanted, grid.name, VARIANTS, tasks[min(1, len(tasks) - 1)])
+    maps = side_by_side(runs, CLIENT, chosen(runs["pse"], CLIENT, wanted.images), path.with_name(f"{path.name}b"))
+    return [bars, maps, note(wanted, {"accuracy": numbers, "not run": told})]
 
 
-def fairness_and_convergence(words: Sequence[str], images: int, path: Path) -> list[Path]:
+def fairness_and_convergence(wanted: Wanted) -> list[Path]:
     """Figure 3: accuracy of every client by three methods, and the training loss of PSE in three cases."""
-    grid = table_named(tables(), "pse/table2")
-    runs = finished(grid, tuple(FAIRNESS), "fashion_mnist/4", words, path)
+    grid, path = wanted.table(tables(), "pse/table2"), wanted.path
+    runs = finished(wanted, grid, tuple(FAIRNESS), "fashion_mnist/4")
     accuracies = {name: client_evaluation(RunFolder(run))[1] for name, run in runs.items()}
     fair = {name: fairness(list(by.values())) for name, by in accuracies.items()}
     bars = accuracy_bars(accuracies, fair, path.with_name(f"{path.name}a"))
+    cases, told = at_hand(wanted, grid, ("pse",), CONVERGENCE)
     losses = {}
-    for case in CONVERGENCE:
-        run = finished(grid, ("pse",), case, words, path)["pse"]
+    for case in cases:
+        run = finished(wanted, grid, ("pse",), case)["pse"]
         losses[case] = OpenedRun.open(run).training_losses()
     curves = loss_curves(losses, path.with_name(f"{path.name}b"))
-    paper = {name: {"std": value / 100} for name, value in FAIRNESS.items()}
-    return [bars, curves, note(path, words, {"fairness": fair, "paper": paper, "training loss": losses})]
+    paper = {} if wanted.quick else {name: {"std": value / 100} for name, value in FAIRNESS.items()}
+    numbers = {"fairness": fair, "paper": paper, "training loss": losses, "not run": told}
+    return [bars, curves, note(wanted, numbers)]
 
 
-def client_confusion(words: Sequence[str], images: int, path: Path) -> list[Path]:
+def client_confusion(wanted: Wanted) -> list[Path]:
     """Figure 4: what one client's models take its test images for, trained alone and by PSE."""
-    runs = opened("pse/table2", ("local", "pse"), "cifar100/15", words, path)
+    runs = opened(wanted, "pse/table2", CONFUSED, "cifar100/15")
     counts = {name: run.confusion(CLIENT) for name, run in runs.items()}
     of = runs["pse"].images
-    drawn = confusion_matrices(counts, of.classes, path, f"client {CLIENT}, {of.name}, % of each class")
+    drawn = confusion_matrices(counts, of.classes, wanted.path, f"client {CLIENT}, {of.name}, % of each class")
     numbers = {name: matrix.tolist() for name, matrix in counts.items()}
-    return [drawn, note(path, words, {"client": CLIENT, "classes": list(of.classes), "confusion": numbers})]
+    told = {"client": CLIENT, "classes": list(of.classes), "confusion": numbers}
+    return [drawn, note(wanted, told)]
+
+
+def opened(wanted: Wanted, table: str, rows: Sequence[str], column: str) -> dict[str, OpenedRun]:
+    runs = finished(wanted, wanted.table(tables(), table), rows, column)
+    return {name: OpenedRun.open(run) for name, run in runs.items()}
+
+
+def _runs(*parts: tuple[str, Sequence[str], Sequence[str]]) -> Callable[[Wanted], list[Cell]]:
+    """(table, rows, columns) that a figure is drawn from."""
+    return lambda wanted: [
+        cell
+        for table, rows, columns in parts
+        for cell in wanted.table(tables(), table).cells(rows, columns, wanted.words)
+    ]
 
 
 FIGURES = [
-    Figure("pse/figure1", "where the global and one client's models look, by four methods", 6, attention_maps),
-    Figure("pse/figure2", "PSE without its parts: accuracy, and where its models look", 4, ablation),
-    Figure("pse/figure3", "accuracy of every client and its fairness; training loss", 0, fairness_and_convergence),
-    Figure("pse/figure4", "confusions of one client, trained alone and by PSE", 0, client_confusion),
+    Figure(
+        "pse/figure1",
+        "where the global and one client's models look, by four methods",
+        6,
+        attention_maps,
+        runs=_runs(("pse/table2", LOOKS, ["cifar10/4"])),
+    ),
+    Figure(
+        "pse/figure2",
+        "PSE without its parts: accuracy, and where its models look",
+        4,
+        ablation,
+        runs=_runs(("pse/ablations", VARIANTS, TASKS)),
+    ),
+    Figure(
+        "pse/figure3",
+        "accuracy of every client and its fairness; training loss",
+        0,
+        fairness_and_convergence,
+        runs=_runs(
+            ("pse/table2", tuple(FAIRNESS), ["fashion_mnist/4"]),
+            ("pse/table2", ("pse",), [case for case in CONVERGENCE if case != "fashion_mnist/4"]),
+        ),
+    ),
+    Figure(
+        "pse/figure4",
+        "confusions of one client, trained alone and by PSE",
+        0,
+        client_confusion,
+        runs=_runs(("pse/table2", CONFUSED, ["cifar100/15"])),
+    ),
 ]
-
-
-def opened(table: str, rows: Sequence[str], column: str, words: Sequence[str], path: Path) -> dict[str, OpenedRun]:
-    runs = finished(table_named(tables(), table), rows, column, words, path)
-    return {name: OpenedRun.open(run) for name, run in runs.items()}
