@@ -23,7 +23,8 @@ PRINTED = {
     "fedxds/paper": dict(
         attribution="lrp", lrp="epsilon", mask="binary", sparsity=70, clip_norm=None, sigma=None, accounting="paper",
         epsilon=20, delta=1e-5, mix="additive", lam=0.5, weighed="uniform", attribution_model="global",
-        warmup_rounds=10, continue_from_warmup=False, absolute=False, mask_epsilon=None, share_fraction=1, sparse=False,
+        warmup_rounds=10, warmup_epochs=10, warmup_fraction=1, target="true", continue_from_warmup=False,
+        absolute=False, mask_epsilon=None, share_fraction=1, sparse=False,
     ),
     # The released script: soft masks, norm 10, the 80 % smallest values dropped, noise 0.15, losses added.
     "fedxds/official": dict(
@@ -36,6 +37,7 @@ PRINTED = {
         selector="rl", private="predictor", control_scale=1, control_at="grad", control_norm="population",
         control_upload="dense", weighed="uniform", agent="persistent", agent_learns="all", episodes=20,
         later_episodes=20, validation=1000, validation_share=0.2, normalise="all_selected", spend=False, settle=False,
+        constraint="flops", budget=0.8, control_over="reach",
     ),
     "spatl/official": dict(
         selector="all", private="predictor_and_stem", control_scale=0.01, control_at="post_step", control_over="steps",
@@ -43,12 +45,13 @@ PRINTED = {
     ),
     # Equations 3 (sums), 4 (xi 0.01), 7 (queries are exchanged) and F = W * F before it: a convolution's output.
     "pse/paper": dict(
-        private="classifier", xi=0.01, excite="direct", attention="cross", cam="gradcam", reduce="sum", tap="conv",
-        local_init="global",
+        private="classifier", xi=0.01, excite="direct", attention="cross", cam="gradcam", score="logit",
+        score_path="cross", reduce="sum", threshold_scope="layer", tap="conv", local_init="global",
     ),
     # Equations 4 to 8: guided gradient times ReLU(F), tau 0.5, a sum over images; found once.
     "fedsls/paper": dict(
-        saliency="guided_grad_x_act", norm="l2", tau=0.5, tap="conv", normalize="sum", recompute_every=0, blend=0,
+        saliency="guided_grad_x_act", norm="l2", target="true", score="logit", tau=0.5, tap="conv", normalize="sum",
+        recompute_every=0, blend=0,
     ),
     "fedsls/literal": dict(saliency="guided_grad_x_act", norm="sqrt_l2", tau=0.5, normalize="sum", blend=0),
 }  # fmt: skip

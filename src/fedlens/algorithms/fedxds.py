@@ -38,9 +38,14 @@ _REACH = 12  # standard deviations from one end of our noise to the other: uint8
 # The paper as printed: equations 2, 6, 8, 10 and 11, line 15 of algorithm 2, and section 5.1's numbers.
 _PAPER = {
     "warmup_rounds": 10,
+    "warmup_epochs": 10,
+    "warmup_fraction": 1.0,
+    "continue_from_warmup": False,
     "attribution": "lrp",
     "lrp": "epsilon",
+    "target": "true",
     "attribution_model": "global",
+    "mask_source": "image",
     "mask": "binary",
     "sparsity": 70,
     "clip_norm": None,

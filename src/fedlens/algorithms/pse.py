@@ -70,8 +70,12 @@ class PSE(FedPer):
             "excite": "direct",
             "attention": "cross",
             "cam": "gradcam",
+            "score": "logit",
+            "score_path": "cross",
             "reduce": "sum",
+            "threshold_scope": "layer",
             "tap": "conv",
+            "local_init": "global",
         },
         "means": {"reduce": "mean", "exact": False},  # what the runs of results/pse.md had
     }
