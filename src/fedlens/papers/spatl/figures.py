@@ -22,7 +22,7 @@ from ...selection.sub_models import SubModel, device_name
 from ..figure_runs import Figure, Wanted, note
 from .agents import reward_over_updates, reward_runs
 from .shown import cells, listed, shown, titled
-from .tables import CNN, COLUMNS, EVERY, INFERENCE, SEARCHED, TO_80, bytes_to, looks, sub_models_by
+from .tables import CNN, COLUMNS, EVERY, INFERENCE, SEARCHED, TO_80, bytes_to, personal_accuracies, sub_models_by
 from .transfer import transfer, transfer_runs
 
 MODEL = "resnet20"  # of figure 5
@@ -42,7 +42,7 @@ CUT = {"selected": "", "norms": ", smallest norms left out", "alike": ", every l
 
 # ---- over rounds -----------------------------------------------------------------------------------------------------
 def accuracy_over_rounds(wanted: Wanted) -> list[Path]:
-    """Figure 4: mean accuracy of clients' own models over rounds and over bytes, by method; a panel a network."""
+    """Figure 4: mean accuracy of clients' personal models over rounds and over bytes, by method; a panel a network."""
     return _curves(wanted, "spatl/accuracy", METHODS, PANELS)
 
 
@@ -61,7 +61,7 @@ def _curves(wanted: Wanted, table: str, rows: Sequence[str], networks: Sequence[
         unit, in_words = (1e9, "gigabytes") if most >= 1e9 else (1e6, "megabytes")
         for row, line in by.items():
             style = {"color": LINES[row], "linewidth": 1.6, "markersize": 3, "label": CALLED.get(row, row)}
-            mark = "o-" if len(line["round"]) < 2 else "-"  # one look alone would not be seen
+            mark = "o-" if len(line["round"]) < 2 else "-"  # one evaluation alone would not be seen
             percents = [100 * value for value in line["accuracy"]]
             over_rounds.plot(line["round"], percents, mark, **style)
             over_bytes.plot([count / unit for count in line["bytes"]], percents, mark, **style)
@@ -76,16 +76,16 @@ def _curves(wanted: Wanted, table: str, rows: Sequence[str], networks: Sequence[
 
 
 def curve(folder: RunFolder) -> dict[str, list[Any]]:
-    """Mean accuracy of clients' own models before they train, after each round; and bytes until then."""
-    seen = looks(folder)
+    """Mean accuracy of clients' personal models before they train, after each round; and bytes until then."""
+    seen = personal_accuracies(folder)
     if not seen:
-        raise BadInput(f"{folder.path} was not looked at: leave evaluate.personal=before and evaluate.personal_every=1")
+        raise BadInput(f"{folder.path} was not evaluated: leave evaluate.personal=before and evaluate.personal_every=1")
     at, accuracies = zip(*seen.values(), strict=True)
     return {"round": [*seen], "accuracy": [*accuracies], "bytes": bytes_until(folder, at)}
 
 
 def bytes_to_accuracy(wanted: Wanted) -> list[Path]:
-    """Table 1: rounds and bytes until clients' own models reach 70 and 80 %."""
+    """Table 1: rounds and bytes until clients' personal models reach 70 and 80 %."""
     found: dict[str, dict[str, Any]] = {}
     targets = LOW if wanted.quick else TARGETS
     head = ["", *(f"{what} to {100 * t:.0f} %" for t in targets for what in ("rounds", "GB"))]
@@ -108,7 +108,7 @@ def bytes_to_accuracy(wanted: Wanted) -> list[Path]:
             theirs = [str(paper[0] or "> 200"), f"{paper[1]:g}"] if paper else ["", ""]
             lines.append([row, *ours, *theirs][: len(head)])
     notes = [
-        "Accuracy: mean over clients of their own models on their own test images, before local training.",
+        "Accuracy: mean over clients of their personal models on their own test images, before local training.",
         "Bytes: of all clients, up and down, headers included. The paper's are for 80 %, of 200 rounds where its "
         "method never gets there; it counts one way for VGG-11 and charges FedNova twice.",
         *told,
@@ -232,7 +232,7 @@ ACCURACY, NETWORKS = "spatl/accuracy", (*EVERY, *CNN)
 FIGURES = [
     Figure(
         "spatl/figure4",
-        "accuracy of clients' own models over rounds and bytes",
+        "accuracy of clients' personal models over rounds and bytes",
         0,
         accuracy_over_rounds,
         runs=_runs(ACCURACY, METHODS, PANELS),
