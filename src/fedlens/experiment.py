@@ -95,6 +95,7 @@ class Execution:
     memory: Positive = 1.0  # GiB of client memories that each process holds in RAM; the rest is on disk
     checkpoint: Number = 1  # rounds between checkpoints; 0: only after the last round
     keep: Number = 0  # rounds between checkpoints that stay, to look at later; 0: only the last two
+    durable: bool = True  # checkpoints outlive a power cut; false: do not wait for a slow disk
     picture: bool = True  # draw the run when it is complete
     transcript: NonNegative = 0.0  # MiB at most of what crosses that is kept for `fedlens audit`; 0: nothing
     track: tuple[Literal["tensorboard", "mlflow", "wandb", "trackio"], ...] = ()  # tools that are told of every round

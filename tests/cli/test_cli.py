@@ -33,6 +33,7 @@ from fedlens.cli import main as cli
 from fedlens.cli.format import split_words
 from fedlens.core.algorithm import Algorithm
 from fedlens.core.errors import BadInput, ClientFailed, RunFailed
+from fedlens.core.files import seal
 from fedlens.core.tree import Tree
 from fedlens.experiment import Execution, Experiment
 from fedlens.runs.diff import differences
@@ -208,6 +209,11 @@ def test_diff_sees_a_single_bit(finished, nursery, tmp_path):
     leaf = tree.control["body.fc1.bias"]
     leaf.view(torch.int32)[0] ^= 1
     memory.write_bytes(encode(tree))
+    ended = nursery("diff", str(finished), "copy", cwd=tmp_path)
+    assert ended.code == 1 and f"checkpoint 4 is damaged (clients/{memory.name}: its checksum differs)" in ended.out
+    checkpoint = RunFolder(finished).at(4)  # as if the run had written it so
+    memories = checkpoint.memories | {3: (checkpoint.memories[3][0], seal(memory.read_bytes()))}
+    RunFolder(copy).save(replace(checkpoint, memories=memories))
     ended = nursery("diff", str(finished), "copy", cwd=tmp_path)
     assert ended.code == 1 and "memory of client 3/control/body.fc1.bias" in ended.out and "more" not in ended.out
 
@@ -600,7 +606,10 @@ def test_flipped_bit_in_a_checkpoint(stopped, finished, nursery):
     data[-1] ^= 1
     path.write_bytes(data)
     ended = nursery("diff", "run", str(finished), cwd=stopped.parent)
-    assert ended.code == 1 and "run: checkpoint 4 is damaged (its checksum differs)" in ended.out
+    assert (
+        ended.code == 1
+        and "run: checkpoint 4 is damaged (checkpoints/000004.safetensors: its checksum differs)" in ended.out
+    )
     assert nursery("resume", "run", cwd=stopped.parent).code == 0 and same(stopped, finished)
 
 
@@ -614,10 +623,12 @@ def test_no_checkpoint_is_left(stopped, nursery):
 def test_damaged_memory(stopped, nursery):
     for path in (stopped / "clients").iterdir():
         cut(path)
-    ended = nursery("resume", "run", "rounds=5", cwd=stopped.parent)
-    assert ended.code == 2 and re.search(r"run/clients/00000\d-00000\d\.safetensors is damaged", ended.sentence)
-    ended = nursery("diff", "run", "run", cwd=stopped.parent)
-    assert ended.code == 2 and "safetensors is damaged" in ended.sentence
+    for words in (["resume", "run", "rounds=5"], ["diff", "run", "run"]):
+        ended = nursery(*words, cwd=stopped.parent)
+        assert ended.code == 2 and ended.sentence.startswith(
+            "run: no intact checkpoint is left: checkpoint 4 is damaged"
+        )
+        assert re.search(r"\(clients/00000\d-00000\d\.safetensors has \d+ bytes, not \d+\)", ended.sentence)
 
 
 @pytest.mark.parametrize("table", ["metrics", "bytes"])
@@ -636,14 +647,26 @@ def test_deleted_passport(stopped, finished, nursery):
     assert before | {"code": after["code"]} == after and same(stopped, finished)  # the code may have been edited
 
 
-@pytest.mark.parametrize("name", ["passport.json", "result.json", "config.yaml"])
-def test_damaged_papers(finished, nursery, tmp_path, name):
+@pytest.mark.parametrize("name", ["passport.json", "config.yaml"])
+def test_damaged_papers_come_back_from_their_copies(finished, nursery, tmp_path, name):
     shutil.copytree(finished, tmp_path / "run")
-    if name == "passport.json":
-        (tmp_path / "run" / "result.json").unlink()
+    (tmp_path / "run" / "result.json").unlink()
     (tmp_path / "run" / name).write_text("{")
     ended = nursery("resume", "run", cwd=tmp_path)
+    assert ended.code == 0 and f"note: {name} could not be read and was restored from its copy" in ended.out
+    assert (tmp_path / "run" / name).read_bytes() == (finished / name).read_bytes()
+    assert (tmp_path / "run" / f"{name}.damaged").read_text() == "{"
+    for each in (tmp_path / "run" / name, tmp_path / "run" / "checkpoints" / f"{name}.copy"):
+        each.write_text("{")
+    ended = nursery("resume", "run", cwd=tmp_path)
     assert ended.code == 2 and ended.sentence.startswith(f"run/{name}")
+
+
+def test_damaged_result(finished, nursery, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
+    (tmp_path / "run" / "result.json").write_text("{")
+    ended = nursery("resume", "run", cwd=tmp_path)
+    assert ended.code == 2 and ended.sentence.startswith("run/result.json")
 
 
 def test_keys_that_may_not_change(stopped, nursery):

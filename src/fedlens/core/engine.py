@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from .algorithm import Stage
+from .files import Seal
+from .memories import Version
 from .tree import Tree
 
 
@@ -51,8 +53,8 @@ class Engine(Protocol):
         """correct, loss (summed) and examples of each chunk of the pooled test set, in order."""
         ...
 
-    def save(self, round: int) -> None:
-        """Make all memories durable as they are before this round."""
+    def save(self, round: int) -> dict[Version, Seal]:
+        """Write all memories as they are before this round; which files are new since the last time."""
         ...
 
     def close(self) -> None: ...
@@ -70,8 +72,8 @@ class EngineWrapper:
     def measure(self, weights: Tree) -> list[Tree]:
         return self.engine.measure(weights)
 
-    def save(self, round: int) -> None:
-        self.engine.save(round)
+    def save(self, round: int) -> dict[Version, Seal]:
+        return self.engine.save(round)
 
     def close(self) -> None:
         self.engine.close()

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError
 
 from .errors import BadInput
-from .files import write_atomic
+from .files import Seal, remove, seal, write_atomic
 from .tree import Tree
 from .wire import decode, encode
 
 GIB = 1 << 30
+Version = tuple[int, int]  # client, and the round that wrote it
+_NAME = re.compile(r"([0-9]{6,})-([0-9]{6,})\.safetensors")
 
 
 class Memories:
@@ -24,17 +27,22 @@ class Memories:
     checkpoint since then can be taken up again.
     """
 
-    def __init__(self, folder: Path | None = None, limit: int = GIB, round: int | None = None):
-        """`round`: take up the memories as they were before it; without it there are none yet."""
+    def __init__(
+        self,
+        folder: Path | None = None,
+        limit: int = GIB,
+        round: int | None = None,
+        versions: Mapping[int, int] | None = None,
+    ):
+        """Takes up `versions` (client -> round), or the newest from before `round`; without either there are none."""
         self.folder, self.limit = folder, limit
         self._hot: OrderedDict[int, tuple[int, Tree]] = OrderedDict()  # client -> (round, memory)
         self._stored: dict[int, int] = {}  # client -> round of its newest file
+        self._written: dict[Version, Seal] = {}  # since the last save
         self._size = 0
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-            for client, written in versions(folder):
-                if round is not None and written < round:
-                    self._stored[client] = max(written, self._stored.get(client, 0))
+            self._stored = dict(newest(folder, round or 0) if versions is None else versions)
 
     def get(self, client: int) -> Tree:
         """What the client remembers; an empty tree at first."""
@@ -53,12 +61,16 @@ class Memories:
         return memory
 
     def put(self, client: int, memory: Tree, round: int) -> None:
+        if self._stored.get(client) == round:  # it was asked twice in this round: the file is out of date
+            del self._stored[client]
         self._keep(client, round, memory)
 
-    def save(self) -> None:
-        """Everything that is in RAM alone goes to the folder."""
+    def save(self) -> dict[Version, Seal]:
+        """Everything that is in RAM alone goes to the folder; returns all files written since the last time."""
         for client, (round, memory) in self._hot.items():
             self._write(client, round, memory)
+        written, self._written = self._written, {}
+        return written
 
     def __iter__(self):
         return iter(sorted(self._hot.keys() | self._stored.keys()))
@@ -74,33 +86,57 @@ class Memories:
             self._size -= kept.nbytes
 
     def _write(self, client: int, round: int, memory: Tree) -> None:
-        if self.folder is not None and self._stored.get(client) != round:
-            write_atomic(self.folder / name(client, round), encode(memory))
+        old = self._stored.get(client)
+        if self.folder is not None and old != round:
+            data = encode(memory)
+            write_atomic(self.folder / name(client, round), data)
             self._stored[client] = round
+            self._written[client, round] = seal(data)
+            if old is not None and self._written.pop((client, old), None):  # no checkpoint has it
+                remove(self.folder / name(client, old))
 
 
 def name(client: int, round: int) -> str:
     return f"{client:06d}-{round:06d}.safetensors"
 
 
-def versions(folder: Path) -> list[tuple[int, int]]:
+def version_of(file: str) -> Version | None:
+    """Whose memory a file of this name is, and of which round; None: it is none."""
+    found = _NAME.fullmatch(file)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def versions(folder: Path) -> list[Version]:
     """(client, round) of every memory in a folder."""
-    found = (path.name.split(".")[0].split("-") for path in folder.glob("??????*-??????*.safetensors"))
-    return [(int(client), int(round)) for client, round in found]
+    return [found for path in folder.iterdir() if (found := version_of(path.name))] if folder.exists() else []
 
 
-def prune(folder: Path, *, before: int, after: int, keep: Iterable[int] = ()) -> None:
+def newest(folder: Path, before: int) -> dict[int, int]:
+    """client -> round of its newest memory from before this round."""
+    return {client: round for client, round in sorted(versions(folder)) if round < before}
+
+
+def prune(
+    folder: Path,
+    *,
+    before: int,
+    after: int,
+    keep: Iterable[int] = (),
+    found: Collection[Version] | None = None,
+) -> list[Version]:
     """Drop versions that no checkpoint from round `before` on can need, and those written in or after round `after`.
 
-    Those that the checkpoints of the rounds in `keep` need stay.
+    Those that the checkpoints of the rounds in `keep` need stay. `found`: the versions that there are, where that is
+    known. Returns what was dropped.
     """
     needed: dict[tuple[int, int], int] = {}  # (checkpoint, client) -> newest version before it
-    found, checkpoints = versions(folder), {before, *keep}
+    found, checkpoints = versions(folder) if found is None else found, {before, *keep}
     for client, round in found:
         for checkpoint in checkpoints:
             if round < checkpoint:
                 needed[checkpoint, client] = max(round, needed.get((checkpoint, client), -1))
     stay = {(client, round) for (_, client), round in needed.items()}
-    for client, round in found:
-        if round >= after or (round < before and (client, round) not in stay):
-            (folder / name(client, round)).unlink(missing_ok=True)
+    dropped = [each for each in found if each[1] >= after or (each[1] < before and each not in stay)]
+    for client, round in dropped:
+        remove(folder / name(client, round))
+    return dropped

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from ..core.errors import BadInput
-from ..core.files import read_json
+from ..core.files import read_json, write_atomic
 from .images import Images
 
 
@@ -43,9 +42,7 @@ class Split:
         notes = [note for note in self.notes if note not in self.found]
         content = {"format": "fedlens split", "version": 1, "hash": self.hash, **about, "notes": notes}
         content |= {part: [shard.tolist() for shard in getattr(self, part)] for part in ("train", "test")}
-        aside = Path(f"{path}.{os.getpid()}.part")
-        aside.write_text(json.dumps(content, separators=(",", ":")), encoding="utf-8")
-        os.replace(aside, path)
+        write_atomic(Path(path), json.dumps(content, separators=(",", ":")).encode())
 
     @classmethod
     def load(cls, path: str | Path, images: Images | None = None) -> Split:

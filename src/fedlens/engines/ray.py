@@ -26,7 +26,8 @@ import torch
 from ..core.engine import Job, OnProgress, Reply, ignore
 from ..core.errors import BadInput, ClientFailed, RunFailed
 from ..core.evaluate import score
-from ..core.memories import Memories, name, versions
+from ..core.files import Seal, remove
+from ..core.memories import Memories, Version, name, newest
 from ..core.tree import Tree
 from ..core.wire import empty_branches, nested, raw, tensor
 from .process import keep_freed_memory
@@ -76,8 +77,10 @@ class Versions(Memories):
         self._stored.pop(client, None)  # a client that is asked twice in a round writes twice
         self._write(client, round, memory)
 
-    def version(self, client: int) -> int | None:
-        return self._stored.get(client)
+    def version(self, client: int) -> tuple[int | None, Seal | None]:
+        """Which one counts now; and its file's length and checksum, where it is new."""
+        version = self._stored.get(client)
+        return version, None if version is None else self._written.pop((client, version), None)
 
 
 class Owner:
@@ -162,12 +165,11 @@ class RayActors:
         self.population, self.sizes, self.device = len(sizes), sizes, torch.device(device)
         self.heard: OnProgress = ignore
         assert storage.folder is not None
-        self._folder, self._saved = storage.folder.absolute(), storage.round or 0
+        self._folder = storage.folder.absolute()
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._versions: dict[int, int] = {}
-        for client, round in versions(self._folder):
-            if round < self._saved:
-                self._versions[client] = max(round, self._versions.get(client, 0))
+        taken = newest(self._folder, storage.round or 0) if storage.versions is None else storage.versions
+        self._versions: dict[int, int] = dict(taken)
+        self._written: dict[Version, Seal] = {}  # since the last save
         self._kind = "GPU" if self.device.type == "cuda" else "CPU"
         try:
             self._order = ray.cloudpickle.dumps(make)
@@ -203,16 +205,16 @@ class RayActors:
 
         replies, written = [], {}
         waiting = sorted(cohort, key=lambda i: (-self.sizes[i], i))
-        for client, (parcel, version) in self._share_out(waiting, ask, whole=self._kind == "GPU"):
+        for client, (parcel, (version, new)) in self._share_out(waiting, ask, whole=self._kind == "GPU"):
             replies.append(Reply(client, unpack(parcel, self.device)))
             self.heard(len(replies), len(cohort))
-            if version is not None and version != self._versions.get(client):
-                written[client] = version
-        for client, version in written.items():
+            if version is not None and new is not None:
+                written[client] = version, new
+        for client, (version, new) in written.items():
             old = self._versions.get(client)
-            if old is not None and old >= self._saved:  # no checkpoint has it
-                (self._folder / name(client, old)).unlink(missing_ok=True)
-            self._versions[client] = version
+            if old not in (None, version) and self._written.pop((client, old), None):  # no checkpoint has it
+                remove(self._folder / name(client, old))
+            self._versions[client], self._written[client, version] = version, new
         return replies
 
     def measure(self, weights: Tree) -> list[Tree]:
@@ -223,9 +225,10 @@ class RayActors:
         scores = {piece: unpack(parcel, self.device) for piece, (parcel, _) in answers}
         return [scores[piece] for piece in range(self._pieces)]
 
-    def save(self, round: int) -> None:
-        """Memories are on disk already; from now on a checkpoint needs these versions."""
-        self._saved = round
+    def save(self, round: int) -> dict[Version, Seal]:
+        """Memories are written already; from now on a checkpoint needs these versions."""
+        written, self._written = self._written, {}
+        return written
 
     def close(self) -> None:
         ray = _ray()

@@ -15,7 +15,8 @@ from ..core.batches import Federation, Plan, Shard, plan, split_holdout
 from ..core.engine import Job, OnProgress, Reply, ignore
 from ..core.errors import BadInput, ClientFailed
 from ..core.evaluate import pieces, score
-from ..core.memories import Memories
+from ..core.files import Seal
+from ..core.memories import Memories, Version
 from ..core.network import Network
 from ..core.rng import key
 from ..core.tree import Tree
@@ -43,8 +44,8 @@ class Sequential:
     def measure(self, weights: Tree) -> list[Tree]:
         return [score(self.net, weights, piece) for piece in self.pieces()]
 
-    def save(self, round: int) -> None:
-        self.memories.save()
+    def save(self, round: int) -> dict[Version, Seal]:
+        return self.memories.save()
 
     def close(self) -> None:
         pass

@@ -12,7 +12,7 @@ import pickle
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,7 +24,8 @@ from ..core.batches import Federation
 from ..core.engine import Job
 from ..core.errors import BadInput, ClientFailed, RunFailed
 from ..core.evaluate import score
-from ..core.memories import GIB, Memories
+from ..core.files import Seal
+from ..core.memories import GIB, Memories, Version
 from ..core.network import Network
 from ..core.tree import Tree
 from .process import keep_freed_memory
@@ -36,11 +37,12 @@ Build = Callable[[], tuple[Network, Federation]]
 
 @dataclass(frozen=True)
 class Storage:
-    """Where a worker keeps memories: a folder (None: RAM alone), bytes in RAM, the round to take them up from."""
+    """Where a worker keeps memories: a folder (None: RAM alone), bytes in RAM, which to take up."""
 
     folder: Path | None = None
     limit: int = GIB
-    round: int | None = None
+    round: int | None = None  # the newest from before it, or
+    versions: Mapping[int, int] | None = None  # client -> the round that wrote it
 
 
 class Worker:
@@ -48,7 +50,7 @@ class Worker:
 
     def __init__(self, build: Build, storage: Storage, index: int, count: int):
         net, federation = build()
-        memories = Memories(storage.folder, storage.limit, storage.round)
+        memories = Memories(storage.folder, storage.limit, storage.round, storage.versions)
         self.engine = Sequential(net, federation, memories=memories)
         self.pieces = self.engine.pieces()[index::count]
         self.reader, self.shared_reader, self.writer = Reader(), Reader(), Writer()
@@ -70,8 +72,8 @@ class Worker:
         scores = [score(self.engine.net, tree, piece) for piece in self.pieces]
         return [(int(s.correct), float(s.loss), int(s.examples)) for s in scores]
 
-    def save(self) -> None:
-        self.engine.save(0)
+    def save(self) -> dict[Version, Seal]:
+        return self.engine.save(0)
 
 
 def serve(connection: Connection) -> None:

@@ -23,6 +23,8 @@ import torch
 
 from ..core.engine import Job, OnProgress, Reply, ignore
 from ..core.errors import BadInput, RunFailed
+from ..core.files import Seal
+from ..core.memories import Version
 from ..core.tree import Tree
 from .shared_memory import Reader, Writer
 from .worker import Build, Storage
@@ -91,8 +93,8 @@ class Workers:
         count = sum(map(len, shares))
         return [_as_tree(shares[piece % self.workers][piece // self.workers]) for piece in range(count)]
 
-    def save(self, round: int) -> None:
-        self._all("save")
+    def save(self, round: int) -> dict[Version, Seal]:
+        return {version: seal for written in self._all("save") for version, seal in written.items()}
 
     def close(self) -> None:
         for index, process in enumerate(self._processes):

@@ -17,8 +17,8 @@ from ..core.batches import Federation
 from ..core.engine import Job
 from ..core.errors import BadInput, RunFailed
 from ..core.evaluate import Evaluate
-from ..core.files import write_atomic, write_json
-from ..core.memories import Memories, prune
+from ..core.files import make_durable, write_atomic, write_json
+from ..core.memories import Memories, name, prune
 from ..core.network import Network
 from ..core.rng import system_noise
 from ..core.tree import Tree
@@ -92,7 +92,9 @@ class Trainer:
         job = job_of(run.timetable, order, received, shared.map(lambda leaf: leaf.to(device)))
         memories = self._memories(kept, folder, order["round"])
         upload = self._work(run, job, asked, memories)
-        memories.save()
+        written = memories.save()
+        if memories.folder is not None:  # before the server counts on it
+            make_durable(memories.folder / name(*version) for version in written)
         reply = Payload({"client": self.node.client}, {"upload": leaves_of(upload)})
         if folder is not None:
             self._store(folder, asked, order["round"], reply)

@@ -15,7 +15,8 @@ from safetensors import SafetensorError
 
 from ..core.engine import Job, Reply
 from ..core.errors import BadInput, RunFailed
-from ..core.files import write_atomic
+from ..core.files import Seal, remove, write_atomic
+from ..core.memories import Version
 from ..core.tree import Tree
 from ..core.wire import decode, encode
 from ..engines.sequential import Sequential
@@ -242,10 +243,11 @@ class Flower:
     def measure(self, weights: Tree) -> list[Tree]:
         return self.local.measure(weights)
 
-    def save(self, round: int) -> None:
+    def save(self, round: int) -> dict[Version, Seal]:
         """Nodes save their memories themselves; what a checkpoint holds need not be in the journal any more."""
         for path in self.journal.glob("*.safetensors"):
-            path.unlink()
+            remove(path)
+        return {}
 
     def close(self) -> None:
         pass

@@ -26,8 +26,9 @@ from ..engines.process import keep_freed_memory, matmuls, threads
 from ..engines.sequential import Sequential
 from ..experiment import Experiment, to_device
 from ..robust.defence import Defence
+from ..runs.checkpoints import Checkpoint
 from ..runs.figure import draw_run
-from ..runs.folder import Checkpoint, RunFolder, config_hash, passport
+from ..runs.folder import RunFolder, config_hash, passport
 from ..runs.read import Result
 from ..runs.trackers import check as check_trackers
 from ..runs.trackers import tracked
@@ -135,6 +136,7 @@ class _Book:
         self.run: str = card["run"]
         self.flower_runs: list[int] = card["flower_runs"] + ([] if flower_run is None else [flower_run])
         folder.write_json("federation.json", {"run": self.run, "flower_runs": self.flower_runs})
+        folder.sync()
 
     def close(self) -> None:
         ours = {str(each) for each in self.flower_runs}
@@ -197,15 +199,15 @@ def _carry_on(
             card |= {"engine": "flower", "nodes_own_data": nodes.own_data}
             if nodes.own_data:
                 card |= {"split_hash": None, "split_notes": []}  # nobody here knows it
-            else:
-                split.save(folder.path / "split.json")
-                folder.write_json("label_counts.json", label_counts(federation, len(images.classes)))
-            folder.write_json("passport.json", card)
+            known = None if nodes.own_data else split
+            folder.register(card, known, label_counts(federation, len(images.classes)))
+        folder.tidy(start)
         check = reply_check(experiment, net, engine.local.federation)
         recorder = Recorder(folder, experiment, engine, start, watcher, Parts(own_noise=nodes.own_noise, check=check))
         auxiliary = None if public is None else experiment.public(public, images)
         result = replace(session(recorder, engine, net, [], auxiliary, check), engine="flower")
     folder.write_json("result.json", result.plain())
+    folder.sync()
     if experiment.execution.picture and not nodes.own_data:
         draw_run(folder, folder.figures / "run")
     return result

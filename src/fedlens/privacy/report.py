@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -33,11 +33,16 @@ class Disclosure:
         self.path, self.population, self.seed, self.own_noise = path, population, seed, own_noise
         self.stages = [turn.stage for turn in timetable]
         self.answers: dict[str, list[str]] = {}  # errand -> what clients answered, as it is
-        if path.exists():
+
+    def take_up(self, answers: Mapping[str, list[str]] | None) -> None:
+        """As a checkpoint has them; None: it is of a run from before, which has them in privacy.json alone."""
+        if answers is not None:
+            self.answers = dict(answers)
+        elif self.path.exists():
             try:
-                self.answers = read_json(path)["answers_as_they_are"]
+                self.answers = read_json(self.path)["answers_as_they_are"]
             except (ValueError, KeyError):
-                raise BadInput(f"{path} is damaged; remove it, and it is written anew") from None
+                raise BadInput(f"{self.path} is damaged; remove it, and it is written anew") from None
 
     def book(self, job: Job, replies: Sequence[Reply]) -> None:
         """Take note of answers that are neither a model's update nor under a mechanism of their own."""

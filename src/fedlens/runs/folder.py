@@ -13,40 +13,33 @@ import shutil
 import sys
 import time
 from collections.abc import Collection, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
 
 import pyarrow as pa
 import torch
+import yaml
 
 from .. import __version__, config
 from ..core.errors import BadInput
-from ..core.files import read_json, write_atomic, write_json
+from ..core.files import Unsynced, append_line, json_bytes, read_json
 from ..core.ledger import Ledger
-from ..core.memories import Memories, prune
+from ..core.memories import Memories
 from ..core.tree import Tree
-from ..core.wire import decode, encode
+from ..core.yaml_dialect import read_yaml
 from ..data import Images, Names, Split
 from ..data.client_names import NUMBERS
 from ..experiment import Experiment
 from . import tables
+from .checkpoints import Checkpoint, CheckpointStore, ledger_of
 from .rounds import Rounds
 
-FORMAT = 2  # of a run folder; 1, in whose passports it is not written, had other names of some settings
-_KEPT = 2  # checkpoints: a damaged last one costs rounds, not the run
-_DAMAGE = (BadInput, OSError, ValueError, KeyError)
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """All that a run is made of after `round` rounds, but the memories, which lie beside it."""
-
-    round: int
-    state: Tree
-    ledger: Ledger
-    seconds: float
+# Of a run folder: 1, in whose passports it is not written, had other names of some settings; in 2, manifests of
+# checkpoints listed no files.
+FORMAT = 3
+_COPIED = ("config.yaml", "passport.json")
 
 
 class RunFolder:
@@ -55,7 +48,8 @@ class RunFolder:
     def __init__(self, path: str | Path):
         self.path = Path(path)
         self.memories, self.checkpoints = self.path / "clients", self.path / "checkpoints"
-        self._shared: tuple[Tree, str] | None = None  # the last common payload, and its checksum
+        self.unsynced = Unsynced()
+        self._store = CheckpointStore(self.path, self.unsynced)
         self.figures = self.path / "figures"
         self._is_new = False
 
@@ -69,8 +63,9 @@ class RunFolder:
                 f"{folder.path} already holds a run; resume it with `fedlens resume`, or choose another out="
             )
         try:
-            folder.checkpoints.mkdir(parents=True, exist_ok=True)
-            write_atomic(folder.path / "config.yaml", config.to_yaml(experiment).encode())
+            folder.unsynced.durable = experiment.execution.durable
+            folder.unsynced.mkdir(folder.checkpoints)
+            folder._write_twice("config.yaml", config.to_yaml(experiment).encode())
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise
@@ -83,7 +78,7 @@ class RunFolder:
         Only of one that made its folder, or found it empty: what was there before is somebody's.
         """
         log = self.path / "log.txt"
-        began = log.exists() and any(line.startswith("round ") for line in log.read_text("utf-8").splitlines())
+        began = log.exists() and any(line.startswith(b"round ") for line in log.read_bytes().splitlines())
         if self._is_new and not began:
             shutil.rmtree(self.path, ignore_errors=True)
 
@@ -125,14 +120,55 @@ class RunFolder:
         """The summary of a complete run."""
         return self.read_json("result.json") if (self.path / "result.json").exists() else None
 
+    def register(self, card: dict[str, Any], split: Split | None, counts: list[list[int]]) -> None:
+        """Who this run is; the passport comes last, because it is what a resumed run looks for."""
+        if split is not None:
+            split.save(self.path / "split.json")
+            self.unsynced.note(self.path / "split.json")
+            self.write_json("label_counts.json", counts)
+            self.sync()
+        self._write_twice("passport.json", json_bytes(card))
+
     def change(self, experiment: Experiment) -> None:
-        """Other settings for the rest of the run."""
-        new = {"config_hash": config_hash(experiment), "rounds": Rounds.of(experiment.timetable()).plain()}
-        self.write_json("passport.json", {**self.passport(), **new})
-        write_atomic(self.config, config.to_yaml(experiment).encode())
+        """Other settings for the rest of the run. A power cut in between leaves settings that the passport knows."""
+        card, changed = self.passport(), config_hash(experiment)
+        before = [*card.get("earlier_hashes", []), card["config_hash"]]
+        earlier = [each for each in dict.fromkeys(before) if each != changed]
+        card |= {"config_hash": changed, "earlier_hashes": earlier}
+        card |= {"rounds": Rounds.of(experiment.timetable()).plain()}
+        self._write_twice("passport.json", json_bytes(card))
+        self._write_twice("config.yaml", config.to_yaml(experiment).encode())
+
+    def _write_twice(self, name: str, data: bytes) -> None:
+        """With a copy, from which `mend` brings it back; durable when it returns."""
+        self.unsynced.write(self._copy(name), data)
+        self.sync()
+        self.unsynced.write(self.path / name, data)
+        self.sync()
+
+    def _copy(self, name: str) -> Path:
+        return self.checkpoints / f"{name}.copy"
+
+    def mend(self) -> list[str]:
+        """Bring back settings and passport that cannot be read, from their copies; what was done, in sentences."""
+        notes = []
+        for name in _COPIED:
+            path, copy = self.path / name, self._copy(name)
+            if _readable(path) or not _readable(copy):
+                continue
+            if path.is_file():
+                self.unsynced.rename(path, path.with_name(f"{name}.damaged"))
+            self.unsynced.write(path, copy.read_bytes())
+            self.sync()
+            notes.append(f"{name} could not be read and was restored from its copy")
+        return notes
 
     def write_json(self, name: str, value: Any) -> None:
-        write_json(self.path / name, value)
+        """Durable with the next checkpoint, or `sync`."""
+        self.unsynced.write(self.path / name, json_bytes(value))
+
+    def sync(self) -> None:
+        self.unsynced.sync()
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -144,8 +180,14 @@ class RunFolder:
             yield
 
     def log(self, line: str) -> None:
-        with open(self.path / "log.txt", "a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        append_line(self.path / "log.txt", line)
+
+    def _end_line(self) -> None:
+        """A power cut may have left half a line, which must not become the beginning of another."""
+        with contextlib.suppress(OSError), open(self.path / "log.txt", "rb") as file:
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                self.log("")
 
     def metrics(self) -> pa.Table:
         return tables.read(self.path / "metrics.parquet", tables.METRICS)
@@ -156,100 +198,41 @@ class RunFolder:
     def tables(self) -> tuple[tables.GrowingTable, tables.GrowingTable]:
         """metrics and bytes, to write to."""
         return (
-            tables.GrowingTable(self.path / "metrics.parquet", tables.METRICS),
-            tables.GrowingTable(self.path / "bytes.parquet", tables.BYTES),
+            tables.GrowingTable(self.path / "metrics.parquet", tables.METRICS, self.unsynced),
+            tables.GrowingTable(self.path / "bytes.parquet", tables.BYTES, self.unsynced),
         )
 
     def client_memories(self, round: int) -> dict[int, Tree]:
         """What clients knew after `round` rounds."""
-        store = Memories(self.memories, limit=0, round=round)
+        store = Memories(self.memories, limit=0, versions=self.at(round).versions)
         return {client: store.get(client) for client in store}
 
     # ---- checkpoints ----
     def save(self, checkpoint: Checkpoint, keep: int = 0, ends: Collection[int] = ()) -> None:
-        """The manifest is written last: a checkpoint without one does not exist.
-
-        One stays every `keep` rounds, and after each round of `ends`.
-        """
-        common = checkpoint.state.get("shared", Tree())
-        changing = Tree({part: value for part, value in checkpoint.state.items() if part != "shared"})
-        name, data = f"{checkpoint.round:06d}", encode(Tree(state=changing))
-        manifest = {
-            "round": checkpoint.round,
-            "sha256": hashlib.sha256(data).hexdigest(),
-            "shared": self._store(common) if common else None,
-            "seconds": checkpoint.seconds,
-            "bytes_up": checkpoint.ledger.up,
-            "bytes_down": checkpoint.ledger.down,
-            "holders": {version: sorted(clients) for version, clients in checkpoint.ledger.holders.items()},
-        }
-        write_atomic(self.checkpoints / f"{name}.safetensors", data, durable=True)
-        write_atomic(self.checkpoints / f"{name}.json", json.dumps(manifest).encode(), durable=True)
-        rounds = self.rounds()
-        stay = [round for round in rounds[:-_KEPT] if round in ends or (keep and round % keep == 0)]
-        for round in rounds[:-_KEPT]:
-            for kind in ("json", "safetensors") if round not in stay else ():
-                (self.checkpoints / f"{round:06d}.{kind}").unlink(missing_ok=True)
-        if self.memories.exists():
-            prune(self.memories, before=min(rounds[-_KEPT:]), after=checkpoint.round, keep=stay)
-
-    def _store(self, shared: Tree) -> str:
-        """The common payload, once: it can be as large as the data and stays the same."""
-        if self._shared is None or self._shared[0] is not shared:
-            data = encode(shared)
-            self._shared = shared, hashlib.sha256(data).hexdigest()
-            if not (file := self._shared_file(self._shared[1])).exists():
-                write_atomic(file, data, durable=True)
-        return self._shared[1]
-
-    def common_payload(self, round: int) -> list[Path]:
-        """The file beside this round's checkpoint that others may need, too, if it has one."""
-        digest = self.read_json(f"checkpoints/{round:06d}.json")["shared"]
-        return [self._shared_file(digest)] if digest else []
-
-    def _shared_file(self, digest: str) -> Path:
-        return self.checkpoints / f"shared-{digest[:16]}.safetensors"
+        """Durable when it returns. One stays every `keep` rounds, and after each round of `ends`."""
+        self._store.save(checkpoint, keep, ends)
 
     def load(self) -> tuple[Checkpoint | None, list[str]]:
-        """The newest intact checkpoint (None: start from the beginning), and what was wrong with newer ones."""
-        wrong, found = [], self.rounds()[::-1]
-        for round in found:
-            try:
-                return self._load(round), wrong
-            except _DAMAGE as error:
-                wrong.append(f"checkpoint {round} is damaged ({error})")
-        if found:
-            raise BadInput(f"{self.path}: no intact checkpoint is left: {'; '.join(wrong)}")
-        return None, wrong
+        """The newest whole checkpoint (None: start from the beginning), and what was wrong with newer ones."""
+        return self._store.load()
 
     def at(self, round: int) -> Checkpoint:
         """The checkpoint after this round, or a sentence that names those there are."""
-        if round not in self.rounds():
-            there = ", ".join(map(str, self.rounds())) or "none yet"
-            raise BadInput(f"{self.path} has no checkpoint of round {round}, only {there}; keep=N keeps every Nth")
-        try:
-            return self._load(round)
-        except _DAMAGE as error:
-            raise BadInput(f"{self.path}: checkpoint {round} is damaged ({error})") from None
+        return self._store.at(round)
 
     def rounds(self) -> list[int]:
         """After which rounds there is a checkpoint."""
-        return sorted(int(path.stem) for path in self.checkpoints.glob("??????.json"))
+        return self._store.rounds()
 
-    def _load(self, round: int) -> Checkpoint:
-        manifest = self.read_json(f"checkpoints/{round:06d}.json")
-        state = self._checked(self.checkpoints / f"{round:06d}.safetensors", manifest["sha256"]).state
-        if manifest["shared"]:
-            state = state.replace(shared=self._checked(self._shared_file(manifest["shared"]), manifest["shared"]))
-        holders = {version: set(clients) for version, clients in manifest["holders"].items()}
-        ledger = Ledger(holders, manifest["bytes_up"], manifest["bytes_down"])
-        return Checkpoint(manifest["round"], state, ledger, manifest["seconds"])
+    def tidy(self, start: Checkpoint) -> None:
+        """Before a run goes on from this checkpoint: nothing later stays, and nothing half-written."""
+        self._store.tidy(start)
+        self._end_line()
 
-    def _checked(self, path: Path, digest: str) -> Tree:
-        data = path.read_bytes()
-        if hashlib.sha256(data).hexdigest() != digest:
-            raise ValueError("its checksum differs")
-        return decode(data)
+    def totals(self) -> tuple[Ledger, float]:
+        """What has crossed, and seconds, by the newest checkpoint."""
+        manifest = self._store.manifest(self.rounds()[-1])
+        return ledger_of(manifest), manifest["seconds"]
 
     def read_json(self, name: str) -> Any:
         try:
@@ -264,6 +247,14 @@ def _free_name(experiment: Experiment) -> Path:
     stem = "-".join(config.to_dict(part)["is"].rpartition(":")[2] for part in (experiment.data, experiment.algorithm))
     taken = (Path("runs") / f"{stem}-{number:03d}" for number in range(1, 100_000))
     return next(path for path in taken if not path.exists())
+
+
+def _readable(path: Path) -> bool:
+    """Whether a file holds settings or a passport."""
+    try:
+        return isinstance(read_yaml(path) if path.name.startswith("config") else read_json(path), dict)
+    except (OSError, ValueError, yaml.YAMLError):
+        return False
 
 
 def config_hash(experiment: Experiment) -> str:

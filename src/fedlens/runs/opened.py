@@ -107,7 +107,7 @@ class OpenedRun:
         last = key(experiment.seed, "server", checkpoint.round - 1)
         server = Server(self.net, state, len(federation.train), checkpoint.round, last)
         job = job_of(server, turn, experiment.seed)
-        memories = Memories(self.folder.memories, round=checkpoint.round)
+        memories = Memories(self.folder.memories, versions=checkpoint.versions)
         engine = Sequential(self.net, federation, memories=memories)
         for number in clients:
             client, batches = engine.open(job, number)

@@ -379,17 +379,16 @@ def summary(folder: RunFolder, experiment: Experiment) -> Result:
             personal.setdefault(name, {})[row["metric"].removeprefix("accuracy_")] = row["value"]
     kinds = Counter(row["metric"] for row in rows if row["metric"] in ("missing", "late", "refused", "void"))
     simulated = {row["round"]: row["value"] for row in rows if row["metric"] == "simulated seconds"}
-    manifest, _ = folder.load()
-    assert manifest is not None  # a complete run ends with a checkpoint
+    ledger, seconds = folder.totals()  # a complete run ends with a checkpoint
     return Result(
         run=str(folder.path),
         accuracy=accuracies[-1] if accuracies else None,
         loss=curve["loss"][-1] if accuracies else None,
         personal=personal,
         rounds=end,
-        bytes_up=manifest.ledger.up,
-        bytes_down=manifest.ledger.down,
-        seconds=round(manifest.seconds, 3),
+        bytes_up=ledger.up,
+        bytes_down=ledger.down,
+        seconds=round(seconds, 3),
         engine=experiment.execution.engine,
         training_rounds=counts.trained(end),
         accuracy_last=sum(last) / len(last) if last else None,

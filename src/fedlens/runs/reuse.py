@@ -15,7 +15,7 @@ from typing import Any
 
 from .. import config
 from ..core.errors import BadInput
-from ..core.memories import name, versions
+from ..core.memories import name
 from ..experiment import Experiment
 from .folder import RunFolder, code_hash, config_hash, device_name
 from .rounds import Rounds
@@ -85,15 +85,14 @@ def steps(experiment: Experiment) -> list[Any]:
 
 
 def _copy(donor: RunFolder, folder: RunFolder, round: int) -> None:
+    taken = donor.at(round)
     for place in (folder.checkpoints, folder.memories):
-        place.mkdir(parents=True, exist_ok=True)
-    manifest = donor.checkpoints / f"{round:06d}.json"
-    for path in (manifest, manifest.with_suffix(".safetensors"), *donor.common_payload(round)):
-        shutil.copy(path, folder.checkpoints)
-    for client, written in versions(donor.memories) if donor.memories.exists() else ():
-        if written < round:
-            shutil.copy(donor.memories / name(client, written), folder.memories)
-    for source, target in zip((donor.metrics(), donor.bytes()), folder.tables(), strict=True):
+        folder.unsynced.mkdir(place)
+    for version in taken.versions.items():
+        folder.unsynced.write(folder.memories / name(*version), (donor.memories / name(*version)).read_bytes())
+    grown = folder.tables()
+    for source, target in zip((donor.metrics(), donor.bytes()), grown, strict=True):
         target.take(source, round)
-    if (donor.path / "privacy.json").exists():
-        shutil.copy(donor.path / "privacy.json", folder.path)
+    if {table.folder.name: table.seal() for table in grown} != taken.tables:
+        raise BadInput(f"{donor.path}: its tables are damaged")
+    folder.save(replace(taken, transcript={}))

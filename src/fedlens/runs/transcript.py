@@ -10,7 +10,7 @@ from pathlib import Path
 from ..core.algorithm import Stage
 from ..core.engine import Job, Reply
 from ..core.errors import BadInput
-from ..core.files import write_atomic
+from ..core.files import Seal, Unsynced, seal
 from ..core.tree import Tree
 from ..core.wire import decode, encode, header, notes
 
@@ -32,13 +32,27 @@ class Crossing:
 class Recording:
     """Writes rounds as they cross, one file each, from the first one on until `limit` MiB are full."""
 
-    def __init__(self, folder: Path, limit: float, round: int):
-        """`round`: as many are done; what was recorded of later ones is recorded again."""
-        self.folder, self.limit = folder, limit * _MIB
-        folder.mkdir(parents=True, exist_ok=True)
+    def __init__(
+        self,
+        folder: Path,
+        limit: float,
+        round: int,
+        unsynced: Unsynced | None = None,
+        files: Mapping[str, Seal] | None = None,
+    ):
+        """`round`: as many are done; what was recorded of later ones is recorded again. `files`: what is known of them.
+
+        `unsynced` makes them durable, together with what else the run has written.
+        """
+        self.folder, self.limit, self.unsynced = folder, limit * _MIB, unsynced or Unsynced()
+        self.files: dict[str, Seal] = dict(files or {})
+        self.unsynced.mkdir(folder)
         for path in recorded(folder):
             if int(path.stem) > round:
-                path.unlink()
+                self.unsynced.remove(path)
+            elif path.name not in self.files:  # of a run from before
+                self.files[path.name] = seal(path.read_bytes())
+        self.unsynced.sync()
         self.rounds = len(recorded(folder))
         self.spent = sum(path.stat().st_size for path in recorded(folder))
         self.version = _version(recorded(folder)[-1]) if self.rounds else ""
@@ -60,7 +74,8 @@ class Recording:
                 f"{self.limit / _MIB:g} MiB) and records no more; a larger transcript= holds more"
             )
         data = encode(tree, shared=version, at=str(job.at))
-        write_atomic(self.folder / f"{job.round + 1:06d}.safetensors", data)
+        file = f"{job.round + 1:06d}.safetensors"
+        self.files[file] = self.unsynced.write(self.folder / file, data)
         self.rounds, self.spent, self.version = self.rounds + 1, self.spent + len(data), version
         return ""
 

@@ -15,6 +15,7 @@ from ..core.cohort import Everyone
 from ..core.engine import Engine, Job, Reply
 from ..core.errors import RunFailed
 from ..core.evaluate import Evaluate, total
+from ..core.files import remove
 from ..core.format import percent
 from ..core.ledger import Entry, Ledger
 from ..core.policy import EVERY_REPLY
@@ -26,7 +27,8 @@ from ..devices.clock import Clock
 from ..engines.timing import Timed, moment, seconds_between
 from ..experiment import Experiment
 from ..privacy.report import Disclosure
-from ..runs.folder import Checkpoint, RunFolder
+from ..runs.checkpoints import Checkpoint
+from ..runs.folder import RunFolder
 from ..runs.read import Result, summary, summary_statistics
 from ..runs.rounds import Rounds
 from ..runs.tables import GrowingTable
@@ -107,13 +109,15 @@ class Recorder:
         self.bytes = Bytes(table, start.ledger, self.metrics, parts.clock)
         private = folder.path / "privacy.json", experiment.timetable(), experiment.clients, experiment.seed
         self.disclosure = Disclosure(*private, parts.own_noise)
-        limit = experiment.execution.transcript
-        self.transcript = Recording(folder.path / "transcript", limit, start.round) if limit else None
+        self.disclosure.take_up(start.answers if start.round else {})
+        limit, place = experiment.execution.transcript, folder.path / "transcript"
+        known = start.round, folder.unsynced, start.transcript
+        self.transcript = Recording(place, limit, *known) if limit else None
         self.clock = RoundClock(self.metrics, start.seconds, parts.timed, experiment.execution.device)
         self.evaluation = Evaluations(experiment, engine, self.metrics, parts.check, parts.backdoor)
-        self.checkpoints = Checkpoints(folder, experiment)
+        self.checkpoints, self.memories = Checkpoints(folder, experiment), dict(start.memories)
         self._stop = folder.path / STOP
-        self._stop.unlink(missing_ok=True)  # it was meant for an earlier process
+        remove(self._stop)  # it was meant for an earlier process
 
     def __call__(self, server: Server, job: Job, replies: Replies) -> None:
         self.clock.answered(server.round)
@@ -130,12 +134,7 @@ class Recorder:
         asked_to_stop = self._stop.exists()
         stops = asked_to_stop or self.disclosure.overspends(server.round + 1) is not None
         if stops or self.checkpoints.due(server.round):
-            self.disclosure.write(server.round, self.folder.write_json)
-            self.engine.save(server.round)
-            self.clock.book_server()
-            self.metrics.flush()
-            self.bytes.table.flush()
-            self.checkpoints.save(Checkpoint(server.round, server.state, self.bytes.ledger, seconds))
+            self._save(server, seconds)
         notes = job.stage.algorithm.notes(replies) if replies else []
         self._note([*notes, *reply_notes(server.round, replies), *([full] if full else [])])
         sent, (accuracy, loss) = self.bytes.ledger, self.evaluation.newest or (None, None)
@@ -145,9 +144,31 @@ class Recorder:
         self.watcher.round(progress)
         self.disclosure.refuse(server.round)
         if asked_to_stop:
-            self._stop.unlink(missing_ok=True)
+            remove(self._stop)
             if server.round < self.rounds:
                 raise Stopped(f"stopped after round {server.round} of {self.rounds}, as asked")
+
+    def _save(self, server: Server, seconds: float) -> None:
+        """A checkpoint, and before it all that it stands on."""
+        self.disclosure.write(server.round, self.folder.write_json)
+        for (client, round), seal in self.engine.save(server.round).items():
+            self.memories[client] = round, seal
+        self.clock.book_server()
+        grown = self.metrics, self.bytes.table
+        for table in grown:
+            table.flush()
+        self.checkpoints.save(
+            Checkpoint(
+                server.round,
+                server.state,
+                self.bytes.ledger,
+                seconds,
+                memories=self.memories,
+                transcript=self.transcript.files if self.transcript else {},
+                tables={table.folder.name: table.seal() for table in grown},
+                answers=self.disclosure.answers,
+            )
+        )
 
     def _note(self, notes: list[str]) -> None:
         for note in notes:
@@ -159,6 +180,7 @@ class Recorder:
         self.bytes.table.merge()
         result = summary(self.folder, self.experiment)
         self.folder.write_json("result.json", result.plain())
+        self.folder.sync()
         return result
 
 

@@ -18,6 +18,7 @@ from .run import carry_on, inputs
 
 def resume(path: str | Path, words: Sequence[str] = (), *, watcher: Watcher | None = None) -> Result:
     """Go on after a crash, to the same bits; `words` may change where it runs and how many rounds."""
+    mended = RunFolder(path).mend()
     folder = RunFolder.open(path)
     for word in words:
         if not changeable(word):
@@ -36,7 +37,7 @@ def resume(path: str | Path, words: Sequence[str] = (), *, watcher: Watcher | No
             return Result(**before)
         if config_hash(experiment) != config_hash(began):  # a later resume aims for the new rounds and budget too
             folder.change(experiment)
-        return carry_on(folder, experiment, inputs(experiment), checkpoint, notes, watcher or Nobody())
+        return carry_on(folder, experiment, inputs(experiment), checkpoint, [*mended, *notes], watcher or Nobody())
 
 
 _MOVABLE = [each.name for each in fields(Execution) if each.name not in Execution.FIXED]
@@ -51,7 +52,8 @@ def changeable(word: str) -> bool:
 def _same_settings(folder: RunFolder, began: Experiment) -> None:
     """A config.yaml changed by hand would silently be another experiment; another version may read it differently."""
     card = folder.passport() if (folder.path / "passport.json").exists() else None
-    if card and card["code"]["sha256"] == code_hash() and card["config_hash"] != config_hash(began):
+    known = {card["config_hash"], *card.get("earlier_hashes", ())} if card else set()
+    if card and card["code"]["sha256"] == code_hash() and config_hash(began) not in known:
         raise BadInput(f"{folder.config} has changed since the run began; start a new run with these settings")
 
 

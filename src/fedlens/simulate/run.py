@@ -16,7 +16,7 @@ from ..core.dry_run import Rehearsal
 from ..core.engine import Engine
 from ..core.errors import BadInput
 from ..core.ledger import Ledger
-from ..core.memories import GIB, Memories, prune
+from ..core.memories import GIB, Memories
 from ..core.network import Network
 from ..core.run import run as run_rounds
 from ..core.tree import Tree
@@ -31,8 +31,9 @@ from ..experiment import Experiment, build, to_device
 from ..experiment import devices as all_devices
 from ..robust.attacks import Backdoor, Hostile
 from ..robust.faults import Faulty
+from ..runs.checkpoints import Checkpoint
 from ..runs.figure import draw_run
-from ..runs.folder import Checkpoint, RunFolder, passport
+from ..runs.folder import RunFolder, passport
 from ..runs.read import Result
 from ..runs.trackers import check as check_trackers
 from ..runs.trackers import tracked
@@ -111,16 +112,15 @@ def carry_on(
     if (folder.path / "passport.json").exists():
         _same_origin(folder.passport(), card)
     else:
-        folder.write_json("passport.json", card)
-        split.save(folder.path / "split.json")
-        folder.write_json("label_counts.json", label_counts(federation, len(images.classes)))
-    folder.memories.mkdir(exist_ok=True)
-    prune(folder.memories, before=0, after=start.round)
+        folder.register(card, split, label_counts(federation, len(images.classes)))
+    folder.unsynced.durable = experiment.execution.durable
+    folder.unsynced.mkdir(folder.memories)
+    folder.tidy(start)
     keep_freed_memory()
     tracking = tracked(watcher, experiment, folder.path, start.round)
     with _last_words(folder), threads(1), matmuls(experiment.execution.precision), tracking as watcher:
         net, federation = net.to(experiment.execution.device), to_device(experiment, federation)
-        engine = _engine(experiment, net, federation, folder, start.round)
+        engine = _engine(experiment, net, federation, folder, start)
         engine.heard = watcher.clients
         timed = Timed(engine, experiment.execution.device)
         engine, attack, devices = timed, experiment.attack, experiment.execution.devices
@@ -213,11 +213,11 @@ def _sizes(federation: Federation) -> list[int]:
     return [len(federation.train[client]) for client in range(len(federation.train))]
 
 
-def _engine(experiment: Experiment, net, federation, folder: RunFolder, round: int) -> Any:
+def _engine(experiment: Experiment, net, federation, folder: RunFolder, start: Checkpoint) -> Any:
     where = experiment.execution
     limit = int(where.memory * GIB)
+    storage = Storage(folder.memories, limit, start.round, start.versions)
     if where.engine == "workers":
-        storage = Storage(folder.memories, limit, round)
         return Workers(partial(build, experiment), _sizes(federation), where.workers, storage)
     if where.engine == "ray":
         from ..engines.ray import RayActors
@@ -225,12 +225,12 @@ def _engine(experiment: Experiment, net, federation, folder: RunFolder, round: i
         return RayActors(
             partial(_in_actor, experiment),
             _sizes(federation),
-            Storage(folder.memories, limit, round),
+            storage,
             actors=where.workers,
             address=where.ray.address,
             device=where.device,
         )
-    return _in_process(experiment, net, federation, Memories(folder.memories, limit, round))
+    return _in_process(experiment, net, federation, Memories(folder.memories, limit, versions=start.versions))
 
 
 def _in_process(experiment: Experiment, net, federation, memories: Memories) -> Sequential:
