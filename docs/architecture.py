@@ -203,7 +203,7 @@ The one file to read before writing a method: [core/algorithm.py](../src/fedlens
 | --- | --- |
 | what a method may do | `core/algorithm.py` |
 | where a reply is refused | `core/check.py`, `core/replies.py` |
-| where a damaged checkpoint is refused | `runs/folder.py`: `load`, `at` |
+| where a damaged checkpoint is refused | `runs/checkpoints.py`: `load`, `at` |
 | how a setting is parsed, and its sentence when it is wrong | `config.py` |
 | where the report chooses its headline | `report/summary_text.py`: `told` |
 | which rounds count as training | `runs/rounds.py` |

@@ -219,7 +219,10 @@ class CheckpointStore:
         seal = _SEAL.fullmatch(data, max(0, len(data) - _SEAL_LENGTH))
         if seal and hashlib.sha256(data[: seal.start()]).hexdigest() != seal[1].decode():
             raise ValueError(f"{self._manifest(round).name}: its checksum differs")
-        manifest = parse_json(data)
+        try:
+            manifest = parse_json(data)
+        except ValueError:
+            raise ValueError(f"{self._manifest(round).name} is not JSON") from None
         if not isinstance(manifest, dict) or ("files" in manifest) != bool(seal):
             raise ValueError(f"{self._manifest(round).name} is no manifest")
         if manifest["round"] != round:
