@@ -12,19 +12,17 @@ as float32 on CUDA, which moves it by up to 6e-8, and some methods amplify that 
 import argparse
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 import needed
-from fedlens.algorithms import Scaffold
 from fedlens.core.run import run
 from fedlens.engines.lanes import Lanes
 from fedlens.engines.sequential import Sequential
-from recipes import RECIPES, UPLINKS
-from small import PLAN, federation, network
+from recipes import CASES
+from small import federation, network
 
 TOLERANCE = 1e-9  # between engines on the GPU
 
@@ -38,14 +36,12 @@ def gap(a, b) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--methods", nargs="*", choices=RECIPES, metavar="METHOD", help="without it all, and uplinks")
+    parser.add_argument("--methods", nargs="*", choices=CASES, metavar="METHOD", help="without it all, and uplinks")
     parser.add_argument("--part", default="1/1", help="such as 1/3: every third case, from the first on")
     asked = parser.parse_args()
     needed.gpu(asked.device)
     torch.backends.cudnn.deterministic = True
-    cases = {name: (recipe, PLAN) for name, recipe in RECIPES.items()}
-    cases |= {f"scaffold, {name}": (Scaffold(), replace(PLAN, uplink=uplink)) for name, uplink in UPLINKS.items()}
-    cases = {name: case for name, case in cases.items() if asked.methods is None or name in asked.methods}
+    cases = {name: case for name, case in CASES.items() if asked.methods is None or name in asked.methods}
     first, parts = map(int, asked.part.split("/"))
     cases = dict([*cases.items()][first - 1 :: parts])
     wrong = 0

@@ -30,7 +30,7 @@ from fedlens import config
 from fedlens.algorithms import ALGORITHMS
 from fedlens.core.dry_run import PUBLIC
 from fedlens.recommend.rank import known
-from fedlens.simulate.describe import describe, preset_table, usual_model
+from fedlens.simulate.describe import describe, described_with, preset_table, usual_model
 
 DOCS = Path(__file__).parent
 MADE = "<!-- made by `python docs/cards.py` from the code, methods.yaml and measured.json: change those -->"
@@ -64,6 +64,7 @@ REVEALS = {  # what a part of a message can tell at worst to whoever knows the m
     "counts": "how many images of each class, or (FedProto) which classes there are",
     "scores": "which public images are like its own, with noise",
     "saliency": "a sum over all its images (FedSL: about their brightness), and how many they are",
+    "mean": "what its images have in common, as the mean of their features",
     "discrepancy": "how uneven its labels are",
     "kept": "which filters matter for its images",
     "weight": "how many images it has",
@@ -131,7 +132,7 @@ def paragraphs(kind: type) -> list[str]:
 
 def disclosed(name: str) -> list[str]:
     """What leaves beside updates, or whom it reaches."""
-    found = config.read(None, [f"algorithm={name}"]).discloses
+    found = config.read(None, [f"algorithm={name}", *described_with(name)]).discloses
     return [f"Beside model updates: {said}." for said in dict.fromkeys(found.values())]
 
 
@@ -140,13 +141,13 @@ def source(kind: type) -> Path:
 
 
 def command(name: str) -> str:
-    return " ".join(filter(None, (f"fedlens run algorithm={name}", RUNS.get(name, ""))))
+    return " ".join(filter(None, (f"fedlens run algorithm={name}", *described_with(name), RUNS.get(name, ""))))
 
 
 # ---- messages --------------------------------------------------------------------------------------------------------
 def messages(name: str) -> str:
     model = usual_model(name)
-    experiment = config.read(None, [f"algorithm={name}", f"model={model}"])
+    experiment = config.read(None, [f"algorithm={name}", f"model={model}", *described_with(name)])
     found: dict[str, dict[str, dict[str, int]]] = {}
     for leaf in describe(experiment, classes=10, channels=3, size=32):
         if leaf.name != "(header)":
@@ -182,7 +183,7 @@ def what_leaves() -> str:
 @functools.lru_cache
 def parts_sent(name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """What a client sends by this method at its defaults: (in each round that it takes part in, once)."""
-    experiment = config.read(None, [f"algorithm={name}", f"model={usual_model(name)}"])
+    experiment = config.read(None, [f"algorithm={name}", f"model={usual_model(name)}", *described_with(name)])
     rounds = [stage.rounds for stage, at, _ in experiment.timetable() if at == 0]
     ups: dict[str, dict[str, tuple[int, ...]]] = {}
     for leaf in describe(experiment, classes=10, channels=3, size=32):
@@ -300,7 +301,7 @@ def results(name: str, measured: dict[str, Any]) -> str:
                     [measured["about"], kind, *numbers, "[all methods](../methods.md#all-methods-on-one-split)"]
                 )
     if not rows:
-        line = " ".join(["fedlens compare fedavg", name, *RUNS.get(name, "").split()])
+        line = " ".join(["fedlens compare fedavg", name, *described_with(name), *RUNS.get(name, "").split()])
         return f"Nothing yet. `{line}` measures it on your data."
     head = ["where", "model", "accuracy, %", "FedAvg there, %", "from"]
     return f"{table(head, rows)}\n\nOne seed shows where to begin, no ranking."

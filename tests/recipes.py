@@ -40,9 +40,10 @@ from fedlens.algorithms import (
 )
 from fedlens.core.algorithm import Errand, Recipe
 from fedlens.core.batches import Dataset
+from fedlens.core.cohort import Everyone
 from fedlens.core.rng import generator
 from fedlens.core.transform import Clip, GaussianNoise, Quantise, TopK
-from small import PLAN
+from small import PLAN, SGD
 
 
 def public_data(images: int = 20, device: torch.device | str = "cpu") -> Dataset:
@@ -171,8 +172,12 @@ UPLINKS = {
     "topk": (TopK(0.25),),
     "quantise": (Quantise(),),
 }
+# Methods that are refused with the plan of all others.
+PLANS = {
+    "scaffnew": replace(PLAN, cohort=Everyone(), optimizer=replace(SGD, momentum=0.0), steps=3),
+}
 CASES = {
-    **{name: (recipe, PLAN) for name, recipe in RECIPES.items()},
+    **{name: (recipe, PLANS.get(name, PLAN)) for name, recipe in RECIPES.items()},
     **{f"scaffold, {name}": (Scaffold(), replace(PLAN, uplink=uplink)) for name, uplink in UPLINKS.items()},
     "steps": (FedAvg(), replace(PLAN, steps=3)),
 }

@@ -172,8 +172,10 @@ def filled(model: nn.Module, theta: Tensor, running: Tensor) -> nn.Module:
     return model
 
 
-def flat(name: str, tree: Tree, model: nn.Module) -> dict[str, Tensor]:
-    """A tree of the package as vectors in the order of the module's own parameters and buffers."""
+def flat(name: str, tree: Tree | Tensor, model: nn.Module) -> dict[str, Tensor]:
+    """A tree of the package as vectors in the order of the module's own parameters and buffers; a tensor as it is."""
+    if isinstance(tree, Tensor):
+        return {name: tree}
     if "params" not in tree:
         return {name: in_order(tree, [n for n, _ in model.named_parameters()])}
     running = [n for n, buffer in model.named_buffers() if buffer.is_floating_point()]

@@ -40,7 +40,7 @@ from fedlens.runs.diff import differences
 from fedlens.runs.folder import RunFolder
 from fedlens.simulate import progress as panel
 from fedlens.simulate import run as simulate
-from fedlens.simulate.describe import describe
+from fedlens.simulate.describe import describe, described_with
 from fedlens.ui.watch import Watch
 from forks import Ended
 
@@ -241,7 +241,7 @@ def names(text: str) -> set[str]:
 @pytest.mark.parametrize("algorithm", [name for name, part in ALGORITHMS.items() if issubclass(part, Algorithm)])
 def test_docstrings_tell_the_traffic(algorithm):
     model = {"spatl": ["model=cnn2"], "pse": ["model=pse_net"]}.get(algorithm, ["model=mlp", "model.hidden=8"])
-    experiment = config.read(None, [f"algorithm={algorithm}", *model])
+    experiment = config.read(None, [f"algorithm={algorithm}", *described_with(algorithm), *model])
     found = describe(experiment, 10, 1, 28)
     told = TRAFFIC.search(type(experiment.algorithm).__doc__ or "")
     assert told, f"{algorithm} has no line `down: ...; up: ...; memory: ...`"

@@ -22,7 +22,7 @@ from fedlens.core.rng import numpy_generator
 from fedlens.core.wire import decode
 from fedlens.recommend.rank import known
 from fedlens.simulate import run as simulate
-from fedlens.simulate.describe import usual_model
+from fedlens.simulate.describe import described_with, usual_model
 
 ROOT = Path(__file__).parents[2]
 
@@ -101,7 +101,7 @@ def promised(algorithm) -> set[str]:
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_what_leaves_is_what_docstrings_promise(name, made):
-    experiment = config.read(None, [f"algorithm={name}", f"model={usual_model(name)}"])
+    experiment = config.read(None, [f"algorithm={name}", f"model={usual_model(name)}", *described_with(name)])
     stages = [stage.algorithm for stage, at, _ in experiment.timetable() if at == 0]
     each_round, once = leaving(made)[name]
     assert each_round | once == set().union(*map(promised, stages))

@@ -164,14 +164,15 @@ def test_observing_changes_nothing():
 
 
 @pytest.mark.parametrize(
-    "name", ["scaffold", "feddyn", "scaffold+ft", "local", "fedproto", "fedrod", "pfedme", "fedala"]
+    "name",
+    ["scaffold", "feddyn", "scaffold+ft", "local", "fedproto", "fedrod", "pfedme", "fedala", "feddbe", "scaffnew"],
 )
 def test_resume_from_bytes_after_every_round(name, tmp_path):
     from fedlens.core.wire import decode, encode
 
-    recipe = RECIPES[name]
-    expected, engine = reference(recipe, PLAN)
-    rounds = len(timetable(recipe, PLAN))
+    recipe, plan = CASES[name]
+    expected, engine = reference(recipe, plan)
+    rounds = len(timetable(recipe, plan))
     for stop in range(1, rounds):
         folder = tmp_path / str(stop)
         first = Sequential(network(), federation(), memories=Memories(folder))
@@ -185,9 +186,9 @@ def test_resume_from_bytes_after_every_round(name, tmp_path):
                 raise Stopped(encode(server.state))
 
         with pytest.raises(Stopped) as caught:
-            run(recipe, network(), first, PLAN, observe=halt)
+            run(recipe, network(), first, plan, observe=halt)
         second = Sequential(network(), federation(), memories=Memories(folder, round=stop))
-        found = run(recipe, network(), second, PLAN, state=decode(caught.value.args[0]), round=stop)
+        found = run(recipe, network(), second, plan, state=decode(caught.value.args[0]), round=stop)
         assert same(expected.state, found.state)
         assert all(same(engine.memories.get(i), second.memories.get(i)) for i in engine.memories)
 
@@ -212,7 +213,7 @@ def fake_step(algorithm, stage, batch_size=4):
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_steps_are_recordable(name):
-    for stage in dict.fromkeys(stage for stage, _, _ in timetable(RECIPES[name], PLAN)):
+    for stage in dict.fromkeys(stage for stage, _, _ in timetable(*CASES[name])):
         fake_step(stage.algorithm, stage)
 
 

@@ -45,6 +45,7 @@ from fedlens.robust.aggregators import (
 from fedlens.robust.attacks import ATTACKS, Backdoor, Hostile, LabelFlip, Noise, SignFlip
 from fedlens.runs.folder import RunFolder
 from fedlens.simulate import checks as scope
+from fedlens.simulate.describe import described_with
 from fedlens.simulate.resume import resume
 from fedlens.simulate.run import run as simulate
 from recipes import Late
@@ -527,6 +528,7 @@ def test_success_counts_patched_images_of_other_classes():
 UNDEFENDED = {
     "ccvr": "also uploads counts, means, scatter",
     "fedaux": "also uploads scores, ticket",
+    "feddbe": "also uploads mean",
     "fedfed": "also uploads .*vae, x, y",
     "fedftg": "also uploads counts",
     "fedgen": "also uploads counts",
@@ -538,14 +540,15 @@ UNDEFENDED = {
 }
 
 
-ONE_LAYER = ("ccvr", "fedproto", "fedrod")  # need a head of one layer
+ONE_LAYER = ("ccvr", "feddbe", "fedproto", "fedrod")  # need a head of one layer
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_methods_that_upload_more_than_updates_are_refused(name):
     recipe = PSE(attention="self") if name == "pse" else ALGORITHMS[name]()
     model = MODELS["cnn2"](predictor="linear" if name in ONE_LAYER else "mlp")
-    experiment = Experiment(algorithm=recipe, model=model, cohort=Uniform(5), defences=(Median(), Claims()))
+    words = (f"algorithm={name}", *described_with(name))
+    experiment = replace(config.read(None, words), algorithm=recipe, model=model, defences=(Median(), Claims()))
     if name in UNDEFENDED:
         with pytest.raises(BadInput, match=f"defences: {name} {UNDEFENDED[name]}"):
             scope.check(experiment, images())

@@ -12,6 +12,7 @@ from .fedavgm import FedAvgM as FedAvgM
 from .fedbabu import FedBABU as FedBABU
 from .fedbn import FedBN as FedBN
 from .fedcm import FedCM as FedCM
+from .feddbe import FedDBE as FedDBE
 from .feddecorr import FedDecorr as FedDecorr
 from .feddf import FedDF as FedDF
 from .feddisco import FedDISCO as FedDISCO
@@ -45,6 +46,7 @@ from .moon import Moon as Moon
 from .perfedavg import PerFedAvg as PerFedAvg
 from .pfedme import PFedMe as PFedMe
 from .pse import PSE as PSE
+from .scaffnew import Scaffnew as Scaffnew
 from .scaffold import Scaffold as Scaffold
 from .spatl import SPATL as SPATL
 
@@ -62,6 +64,7 @@ ALGORITHMS = {
     "fedbabu": FedBABU,
     "fedbn": FedBN,
     "fedcm": FedCM,
+    "feddbe": FedDBE,
     "feddecorr": FedDecorr,
     "feddf": FedDF,
     "feddisco": FedDISCO,
@@ -93,6 +96,7 @@ ALGORITHMS = {
     "perfedavg": PerFedAvg,
     "pfedme": PFedMe,
     "pse": PSE,
+    "scaffnew": Scaffnew,
     "scaffold": Scaffold,
     "spatl": SPATL,
 }

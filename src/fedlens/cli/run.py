@@ -117,10 +117,11 @@ def describe(
 ) -> None:
     """What a method sends, keeps and costs, from its own hooks."""
     from .. import config
-    from ..simulate.describe import describe, own_hooks, preset_table, settings, traffic, usual_model
+    from ..simulate.describe import describe, described_with, own_hooks, preset_table, settings, traffic, usual_model
 
     model = model or usual_model(algorithm)
-    experiment = config.read(None, [f"algorithm={algorithm}", f"model={model}", *(words or ())])
+    given = [f"algorithm={algorithm}", f"model={model}", *described_with(algorithm), *(words or ())]
+    experiment = config.read(None, given)
     if ":" in algorithm:  # the user's own: all its hooks are tried
         with own_hooks(algorithm):
             leaves = describe(experiment, classes, channels, size, to_the_end=True)

@@ -132,6 +132,7 @@ class Algorithm:
     # Clients' models that are evaluated: before and after local training.
     evaluated_as: ClassVar[tuple[str, ...]] = ("personal before", "personal after")
     usual_model: ClassVar[str] = "cnn"  # what it is described with where no model is named
+    described_with: ClassVar[tuple[str, ...]] = ()  # settings without which it is refused, as a user gives them
     updates_model: ClassVar[bool] = True  # False: its rounds leave the global model as it is
     may_be_nan: ClassVar[tuple[str, ...]] = ()  # entries of an upload that may be NaN; aggregate copes with it
     sends_update: ClassVar[bool] = True  # False: a delta is not one of the model that was broadcast

@@ -41,6 +41,11 @@ def usual_model(algorithm: str) -> str:
     return getattr(ALGORITHMS.get(algorithm.partition("+")[0].partition("/")[0]), "usual_model", "cnn")
 
 
+def described_with(algorithm: str) -> tuple[str, ...]:
+    """Settings that a method cannot do without, as words; those of the user come after them."""
+    return getattr(ALGORITHMS.get(algorithm.partition("+")[0].partition("/")[0]), "described_with", ())
+
+
 def describe(
     experiment: Experiment, classes: int, channels: int, size: int, *, to_the_end: bool = False
 ) -> list[MessageLeaf]:
