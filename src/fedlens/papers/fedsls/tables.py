@@ -96,7 +96,7 @@ _SWITCHED = {name: Row((*METHODS["fedsls"], *words)) for name, words in SWITCHES
 SAYS = (
     "ResNet18, on Tiny-ImageNet ResNet50, from PyTorch's ImageNet weights; 100 clients, 10 of them a round.",
     "SGD of rate 0.01; 2,000 rounds, on Tiny-ImageNet 1,000; tau 0.5.",
-    "Dirichlet label skew, as in Hsu et al., 2020, where all clients have as many images (-client); the other columns "
+    "Dirichlet label skew, as in Hsu et al., 2020, where all clients have as many images (-client). The other columns "
     "cut each class by its own draw, so that sizes differ.",
     "A synchronisation interval of 10; 20,000 'epochs', of whose last 200 accuracy is the mean.",
     "Runs: by the text 10 experiments with 5 seeds, by the caption three trials with five.",

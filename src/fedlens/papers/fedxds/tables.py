@@ -163,8 +163,8 @@ SAYS = (
     "images (row fedavg); fedavg_uniform is as printed here.",
 )
 LEAVES_OPEN = (
-    "As in the released code: ResNet-8; 5 local epochs, batch 64, rate 0.01, momentum 0.9, decay 1e-4; warm-up of 10 "
-    "rounds of everyone, 10 epochs each; the split (dialect balanced: clients that have their share get no more).",
+    "As in the released code: ResNet-8; 5 local epochs, batch 64, rate 0.01, momentum 0.9, decay 1e-4. Warm-up of 10 "
+    "rounds of everyone, 10 epochs each. The split (dialect balanced: clients that have their share get no more).",
     "The rounds of warm-up: figure 2d levels off at 10, and the tables do not say theirs.",
     "Delta: 1e-5. The class that is explained ('the model's prediction'): the label's; the code starts from all "
     "classes of a batch.",

@@ -102,11 +102,11 @@ LEAVES_OPEN = (
     "too).",
     "Kernels, pooling, hidden units: 3 x 3, a max-pool after each convolution, 128. Augmentation: none.",
     "Where a map is tapped: at the convolution's output, as F = W * F and 'the output of the last convolutional "
-    "layer' read; after its ReLU is `algorithm.tap=relu`, our default.",
+    "layer' read. After its ReLU is `algorithm.tap=relu`, our default.",
     "Whose mean the threshold is: each layer's own. Whether equation 3 asks the predictions of training or of each "
     "model alone: those of training.",
-    "When a personal model is judged: after the last round everyone trains once more on what the server sends "
-    "(FedRep: the head alone), and that model counts; X+FT: the fine-tuned model, 5 epochs of all weights.",
+    "When a personal model is evaluated: after the last round everyone trains once more on what the server sends "
+    "(FedRep: the head alone), and that model counts. X+FT: the fine-tuned model, 5 epochs of all weights.",
     "Baselines' own settings: our defaults; FedRep trains what PSE keeps private for 4 of 5 epochs, LG-Fed shares the "
     "two fully connected layers, both from scratch. Strengths of Fed-MTL and L2GD: 0.01 of the grid in Fed-MTL's "
     "paper, and half way to the mean at an aggregation, as L2GD's theory has it.",

@@ -133,9 +133,9 @@ LEAVES_OPEN = (
     "The size that a sub-model may have: the code's, 0.8 of the operations.",
     "Rewards are of 'the validation dataset', which section 4.2 also reports accuracy on. Here each client keeps back "
     "1,000 of its training images for them, a fifth at most, and tests on others.",
-    "The two-layer CNN's rate, and how FEMNIST's writers go to ten clients: 0.01, by user. How figure 7's networks were "
-    "trained: by SPATL.",
-    "When a client's model is judged: before it trains in the round. How many runs. Baselines' own settings: our "
+    "The two-layer CNN's rate, and how FEMNIST's writers go to ten clients: 0.01, by user. How figure 7's networks "
+    "were trained: by SPATL.",
+    "When a client's model is evaluated: before it trains in the round. How many runs. Baselines' own settings: our "
     "defaults.",
 )
 PROTOCOL: dict[str, Any] = {"says": SAYS, "leaves_open": LEAVES_OPEN}
