@@ -60,6 +60,7 @@ REVEALS = {  # what a part of a message can tell at worst to whoever knows the m
     "y": "labels of the images beside them; to all clients",
     "scatter": "how a network's features of a class differ from image to image",
     "means": "what a network keeps of the images of a class, on average; of a class with one image, of that one",
+    "sensitivity": "which weights matter for its images",
     "prototypes": "what a network keeps of the images of a class, on average; of a class with one image, of that one",
     "counts": "how many images of each class, or (FedProto) which classes there are",
     "scores": "which public images are like its own, with noise",

@@ -4,7 +4,9 @@ from ..core.algorithm import Recipe
 from .apfl import APFL as APFL
 from .ccvr import CCVR as CCVR
 from .ditto import Ditto as Ditto
+from .elastic import Elastic as Elastic
 from .fedala import FedALA as FedALA
+from .fedas import FedAS as FedAS
 from .fedau import FedAU as FedAU
 from .fedaux import FedAux as FedAux
 from .fedavg import FedAvg as FedAvg
@@ -54,9 +56,11 @@ ALGORITHMS = {
     "apfl": APFL,
     "ccvr": CCVR,
     "ditto": Ditto,
+    "elastic": Elastic,
     "fedadagrad": FedAdagrad,
     "fedadam": FedAdam,
     "fedala": FedALA,
+    "fedas": FedAS,
     "fedau": FedAU,
     "fedaux": FedAux,
     "fedavg": FedAvg,
