@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Annotated, Any, ClassVar, Literal
@@ -227,18 +227,17 @@ class Experiment:
             for stage, part in pairs
             for note in (*part.start_notes([stage.local_steps(size) for size in sizes]), *_momentum_note(stage, part))
         ]
-        return tuple(dict.fromkeys([*said, *self._uncovered(stages)]))
+        return tuple(dict.fromkeys([*said, *self._uncovered()]))
 
     @property
     def discloses(self) -> dict[str, str]:
         """What leaves clients beside updates, or whom it reaches: a sentence under each algorithm's name."""
         return {name: said for turn in self.timetable() for name, said in disclosures(turn.stage.algorithm).items()}
 
-    def _uncovered(self, stages: Iterable[Stage]) -> list[str]:
-        """What leaves clients without the transforms that uploads should pass."""
+    def _uncovered(self) -> list[str]:
+        """What leaves clients without the transforms that updates pass."""
         names = ", ".join(transform.name for transform in self.uplink)
-        bare = [stage for stage in stages if self.uplink and not stage.uplink]
-        return [f"uplink={names} does not act on this: {x}" for s in bare for x in disclosures(s.algorithm).values()]
+        return [f"uplink={names} does not act on this: {said}" for said in self.discloses.values() if names]
 
     @property
     def needs_public_data(self) -> bool:

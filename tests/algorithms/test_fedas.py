@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fedlens import config
 from fedlens.algorithms import FedAS, FedPer
 from fedlens.core.algorithm import Server
 from fedlens.core.batches import identity
@@ -114,3 +115,5 @@ def test_the_textbook_notices():
 def test_refused():
     with pytest.raises(BadInput, match="leave out weighting"):
         list(FedAS().stages(replace(WORLD.stage(), weighting=by_examples)))
+    (note,) = config.read(None, ["algorithm=fedas", "uplink=dp"])._start_notes([10])
+    assert note.startswith("uplink=dp does not act on this: how large each client's gradients still are")

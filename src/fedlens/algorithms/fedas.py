@@ -32,6 +32,7 @@ class FedAS(FedPer):
     weight: Literal["gradients", "samples"] = "gradients"
 
     reweighs: ClassVar[bool] = True  # there can be one such method
+    discloses: ClassVar = "how large each client's gradients still are leaves unprotected, as its weight"
 
     def stages(self, plan):
         if plan.weighting is not None and self.weight == "gradients":
