@@ -33,7 +33,7 @@ from fedlens.core.files import write_atomic
 from fedlens.papers.registry import reproducible
 from fedlens.runs.folder import RunFolder
 from fedlens.runs.grid import Cell, Grid, is_done, placement
-from fedlens.runs.read import evaluations
+from fedlens.runs.read import evaluations, rounds_of
 from fedlens.simulate.finish import GOES_WRONG, finish, reason
 from fedlens.simulate.recorder import Nobody, Progress
 
@@ -152,6 +152,7 @@ def measured(one: Wanted, cell: Cell, out: Path) -> dict[str, Any]:
     folder = RunFolder(cell.folder(out, one.seed))
     result, card, experiment = folder.result() or {}, folder.passport(), config.read(folder.config)
     metrics = folder.metrics()
+    curve = evaluations(metrics, "accuracy", rounds_of(folder))  # by rounds of training
     closing = {
         (row["model"], row["metric"]): row["value"]
         for row in metrics.to_pylist()
@@ -170,7 +171,7 @@ def measured(one: Wanted, cell: Cell, out: Path) -> dict[str, Any]:
         **{key: result.get(key) for key in ("accuracy", "accuracy_last", "accuracy_best", "personal", "targets")},
         **{key: result.get(key) for key in ("bytes_up", "bytes_down", "seconds")},
         "clients": {f"{model} {metric}": value for (model, metric), value in closing.items()},
-        "curve": [[round, value] for round, value in evaluations(metrics, "accuracy", experiment)],
+        "curve": [[at, value] for at, (_, value) in curve.items()],
         "machine": f"{card['device_name']}, {card['precision']}",
         "code": card.get("code"),
     }
