@@ -6,9 +6,12 @@ import json as json_module
 import os
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from ..flower.node import Node
 
 deploy = typer.Typer(no_args_is_help=True, help="The same experiment on several machines.", rich_markup_mode=None)
 Folder = Annotated[Path, typer.Argument(help="The federation's folder.")]
@@ -81,10 +84,16 @@ def node(
     start: Start = False,
     stay: Stay = False,
     warm: Annotated[bool, typer.Option(help="Keep a process with torch, data and network ready.")] = True,
+    show: Annotated[bool, typer.Option("--show", help="Say what this node would run and let out.")] = False,
 ) -> None:
     """Print the line that starts a SuperNode; or start it, with a warm process beside it."""
     from ..flower import launch
 
+    if show:
+        from ..flower import owner
+
+        print("\n".join(owner.shown(_node(place))))
+        return
     if start:
         launch.start_node(place, warm=warm)
         print(f"{place} runs", flush=True)
@@ -94,6 +103,38 @@ def node(
     for name, value in {**launch.ENVIRONMENT, "FLWR_HOME": str((place / "flower").resolve())}.items():
         print(f"export {name}={shlex.quote(value)}")
     print(shlex.join(launch.supernode(place)))
+
+
+@deploy.command()
+def approve(
+    place: Annotated[Path, typer.Argument(help="The node's folder.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Approve all that wait, without a question.")] = False,
+) -> None:
+    """Read the contracts that wait at a node, and approve them or not."""
+    from ..core.files import read_json
+    from ..flower import owner
+
+    found = _node(place)
+    for path in owner.waiting(found):
+        print("\n".join(owner.summary(found, read_json(path))))
+        if yes or typer.confirm("Carry this out?"):
+            owner.approve(found, path)
+            print("approved")
+    print(f"{len(owner.waiting(found))} contracts wait")
+
+
+@deploy.command()
+def budget(place: Annotated[Path, typer.Argument(help="The node's folder.")]) -> None:
+    """What has left a node's data, and what is left to spend."""
+    from ..flower import owner
+
+    print("\n".join(owner.budget(_node(place))))
+
+
+def _node(place: Path) -> Node:
+    from ..flower.node import Node
+
+    return Node.read(place / "node.yaml")
 
 
 @deploy.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
