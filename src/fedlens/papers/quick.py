@@ -55,8 +55,8 @@ def reduced(grid: Grid, out: Path) -> Grid:
     """The same table in quick mode: smaller runs, without the paper's numbers."""
     titles = {}
     for name, column in grid.columns.items():
-        data = _source(_settings((*grid.words, *column.words)))
-        titles[name] = titled(name, data)
+        now = _settings((*grid.words, *column.words))
+        titles[name] = titled(name, now.get("data.base") or now.get("data", DIGITS), _source(now))
     about, notes = f"{grid.about} (quick mode)", (SAID, *grid.notes)
     to_targets = grid.measured.startswith("rounds to ")
     measured = f"rounds to {100 * TARGET:g} %" if to_targets else grid.measured
@@ -64,9 +64,10 @@ def reduced(grid: Grid, out: Path) -> Grid:
     return replace(grid, paper={}, smaller=partial(shrunk, out=out), **said)
 
 
-def titled(text: str, data: str) -> str:
-    """The same text, with the digits named where they stand in for these data."""
-    return text if data not in DATASETS or _is_here(data) else f"{text} (here {DIGITS})"
+def titled(text: str, data: str, taken: str = "") -> str:
+    """The same text, with the data that are taken in place of these, where others are."""
+    taken = taken if taken and _is_here(taken) else data if data not in DATASETS or _is_here(data) else DIGITS
+    return text if taken == data else f"{text} (here {taken})"
 
 
 def _is_here(data: str) -> bool:
@@ -88,7 +89,9 @@ def some_columns(grid: Grid, rows: Sequence[str], columns: Sequence[str]) -> lis
     several = [name for name in grid.columns if name in firsts.values()]
     if len(several) == 1:
         several = list(grid.columns)
-    return several[: max(1, CELLS // len(rows or grid.rows))]
+    now = _settings((*grid.words, *grid.columns[several[0]].words))
+    most = CELLS if _small(now) == "cnn2" else CELLS // 2  # the others take twice as long
+    return several[: max(1, most // len(rows or grid.rows))]
 
 
 def shrunk(words: Sequence[str], out: Path) -> tuple[str, ...]:

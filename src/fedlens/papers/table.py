@@ -108,7 +108,7 @@ class PaperTable:
                     experiment = stored(folder, cell.at(self.out, seed))
                 except BadInput:  # said when this cell is asked for
                     continue
-                if (value := self.grid.measure(result)) is not None:
+                if (value := self.grid.measure({**result, "clients": experiment.clients})) is not None:
                     card, path = folder.passport(), str(folder.path.relative_to(self.out))
                     place, data = f"{card['device_name']}, {card['precision']}", card["data"]
                     part = is_part(data["origin"])

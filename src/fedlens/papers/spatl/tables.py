@@ -221,9 +221,9 @@ def accuracy_of(result: Any) -> float | None:
 
 
 def megabytes_of(result: Any) -> float | None:
-    """All ten clients take part in every round."""
-    rounds = result.get("training_rounds") or result["rounds"]
-    return (result["bytes_up"] + result["bytes_down"]) / (10 * rounds) / 1e6
+    """All clients, of whom there are ten unless it says so, take part in every round."""
+    rounds, clients = result.get("training_rounds") or result["rounds"], result.get("clients", 10)
+    return (result["bytes_up"] + result["bytes_down"]) / (clients * rounds) / 1e6
 
 
 # ---- what a finished run holds ---------------------------------------------------------------------------------------
