@@ -68,7 +68,7 @@ def test_every_cell_is_small_and_said_to_be_another_protocol(out, nothing_here):
     assert reduced(real, out / "quick").titles == {name: f"{name} (here {DIGITS})" for name in real.columns}
 
 
-def test_a_table_and_its_words(out, fedlens):
+def test_a_table_and_its_words(out, fedlens, nothing_here):
     said = fedlens("fedsls/dynamic", "--quick", "--columns", "cifar10/0.05", "--out", out)
     text = (out / "quick" / "fedsls" / "dynamic.md").read_text()
     assert SAID in said.err and "2 runs: " in said.err and "on this machine" in said.err
@@ -79,6 +79,7 @@ def test_a_table_and_its_words(out, fedlens):
     assert not [line for line in said.splitlines() if not line.startswith("# ")]
 
 
+@pytest.mark.slow
 def test_a_figure_of_runs(out, fedlens, monkeypatch, nothing_here):
     monkeypatch.setattr(gain, "_COLUMNS", ["cifar10/0.1", "cinic10/0.1"])
     said = fedlens("fedsls/figure1", "--quick", "--out", out, "--json", "rounds=1")

@@ -134,6 +134,8 @@ def _federation(now: Mapping[str, Any]) -> list[str]:
     epochs = _EPOCHS.get(_small(now), 1)
     found += ["local.steps=12"] if now.get("local.steps") else [f"local.epochs={epochs}"]
     found += ["local.batch_size=10", "local.lr=0.05"]  # so few rounds should show something
+    if now.get("algorithm.cam") == "scorecam":  # a pass for each channel of every image
+        found += ["local.steps=1", "local.batch_size=4"]
     return found + ([f"evaluate.targets={TARGET}"] if "evaluate.targets" in now else [])
 
 
