@@ -21,6 +21,7 @@ QUIET = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PIP_DISABLE_PIP_VERSION
 QUIET["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_BF16"
 
 FAST = ["tests/core", "tests/algorithms", "tests/engines/test_engines_agree.py::test_lanes_equal_sequential"]
+FAST += ["-m", "not slow and not thorough"]
 
 
 def call(*command: str | Path, **options) -> None:

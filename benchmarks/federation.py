@@ -37,7 +37,6 @@ from fedlens.core.run import run as run_rounds
 from fedlens.core.tree import Tree
 from fedlens.engines.sequential import Sequential
 from fedlens.flower import launch
-from fedlens.flower.certificates import Authority, node_key
 from fedlens.runs.folder import RunFolder
 
 NODES = 3
@@ -271,6 +270,8 @@ def lose_a_node(folder: Path, there: Path) -> None:
 
 # ---- strangers -------------------------------------------------------------------------------------------------------
 def strangers(folder: Path, port: int) -> None:
+    from fedlens.flower.certificates import Authority, node_key  # needs cryptography, which Flower brings
+
     with federation(folder / "federation", port) as there:
         stranger, deceived = folder / "stranger", folder / "deceived"
         for place, client in ((stranger, 0), (deceived, 1)):

@@ -1,4 +1,5 @@
 import os
+import subprocess
 
 # Before torch is imported anywhere: some CPUs advertise matrix instructions that crash.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
@@ -6,14 +7,29 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 import pytest
 import torch
 
-from forks import Nursery
+from fedlens.engines import workers
+from fedlens.plots import style
+from forks import Nursery, forked_workers
 
 pytest.register_assert_rewrite("baselines", "personal", "small", "terms", "textbook", "traces")
+
+
+# What `start.py test --fast` leaves out of the core and the methods: readings of papers, hostile replies, compositions.
+THOROUGH = (
+    *("test_hostile", "test_wire", "test_spatl", "test_pse", "test_reductions", "test_scaffold_stability"),
+    *("test_personal", "test_public_data", "test_compose", "test_drift"),
+)
+KEPT = (  # of these, the oracles of the two methods that have no other file
+    *("test_pse_by_hand", "test_aggregation_filter_by_filter", "test_controls_of_server_and_clients"),
+    "test_with_everything_selected_it_is_scaffold_with_a_private_head",
+)
 
 
 def pytest_collection_modifyitems(items):
     """Folders and files that need more than Python have a marker, so that one can leave them out."""
     for item in items:
+        if (item.path.stem in THOROUGH or item.path.stem.endswith("_readings")) and item.originalname not in KEPT:
+            item.add_marker("thorough")
         for marker in ("docs", "flower"):
             if item.path.parent.name == marker:
                 item.add_marker(marker)
@@ -25,6 +41,30 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread():
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _forks():
+    """Worker processes are forks: each would import torch for two seconds."""
+    forked_workers()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_pdf():
+    """Figures as PNG and SVG: a third kind is drawn where all three are compared."""
+    del style.KINDS[".pdf"]
+
+
+@pytest.fixture
+def every_kind(monkeypatch):
+    """Figures in all kinds."""
+    monkeypatch.setitem(style.KINDS, ".pdf", {"CreationDate": None})
+
+
+@pytest.fixture
+def whole_processes(monkeypatch):
+    """Worker processes as users have them."""
+    monkeypatch.setattr(workers, "subprocess", subprocess)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -121,7 +121,7 @@ def prepared(order: dict) -> None:
 
 
 def forked_workers() -> None:
-    """Worker processes that need not import torch again; tests of the engine itself start whole ones."""
+    """Worker processes that need not import torch again; conftest's `whole_processes` starts whole ones."""
     import threading
 
     from fedlens.engines import worker, workers
@@ -152,6 +152,7 @@ def forked_workers() -> None:
 
 
 def one_step_a_client() -> None:
+    """Runs of a program that take little: no workers and no picture."""
     from dataclasses import replace
 
     import fedlens
@@ -160,7 +161,9 @@ def one_step_a_client() -> None:
 
     def run(experiment=None, **more):
         experiment = experiment or fedlens.Experiment()
-        return whole(replace(experiment, local=replace(experiment.local, steps=1)), **more)
+        engine = "sequential" if experiment.execution.engine == "auto" else experiment.execution.engine
+        experiment = replace(experiment, local=replace(experiment.local, steps=1))
+        return whole(experiment.with_execution(engine=engine, picture=False), **more)
 
     fedlens.run = run
 

@@ -160,7 +160,7 @@ def load_at_once(path, cache, gate, answers):
 
 def test_processes_that_build_one_cache_at_once_all_get_the_whole(folder):
     x, y = write(folder / "a.npz", count=4000)
-    start = multiprocessing.get_context("spawn")
+    start = multiprocessing.get_context("fork")
     gate, answers = start.Barrier(3), start.Queue()
     workers = [
         start.Process(target=load_at_once, args=(str(folder / "a.npz"), str(folder / "cache"), gate, answers))

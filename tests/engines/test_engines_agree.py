@@ -54,7 +54,9 @@ def pools(tmp_path_factory):
 @pytest.mark.parametrize(
     ("name", "workers"), [*((name, 3) for name in CASES), *((name, 1) for name in CASES if name in STRUCTURES)]
 )
-def test_workers_equal_sequential(name, workers, pools):
+def test_workers_equal_sequential(name, workers, pools, request):
+    if workers == 1:
+        request.getfixturevalue("whole_processes")
     expected = trace(name)
     engine, folder = pools(workers, expected.recipe.begin)
     found = expected.again(engine)

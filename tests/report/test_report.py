@@ -588,7 +588,7 @@ def test_the_first_picture_names_clients_and_not_their_ranks(tmp_path, monkeypat
     style.pyplot().close("all")
 
 
-def test_figures_are_saved_in_three_kinds_the_same_each_time(tmp_path):
+def test_figures_are_saved_in_three_kinds_the_same_each_time(tmp_path, every_kind):
     for name in ("a", "b"):
         figure, axis = style.pyplot().subplots()
         axis.plot([0, 1])

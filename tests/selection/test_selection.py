@@ -265,10 +265,10 @@ def test_silent_channels_fill_up_vectors():
 
 def test_the_graph_of_a_residual_network():
     """Stem, two thin stages of one block each: who feeds whom is written down here by hand."""
-    from fedlens.models.resnet_cifar import ThinResidualNetwork
+    from fedlens.models.resnet import ResidualNetwork, ThinBlock
 
     with seeded(0):
-        graph = layer_graph(Network(ThinResidualNetwork(1, 10, 3, "batch")))
+        graph = layer_graph(Network(ResidualNetwork(ThinBlock, (1, 1, 1), 10, 3, "cifar", "batch", width=16)))
     names = [layer.name for layer in graph.layers]
     blocks = [f"layer{stage}.0.conv{at}" for stage in (1, 2, 3) for at in (1, 2)]
     assert names == ["conv1", *blocks]

@@ -8,7 +8,8 @@ import pytest
 
 from fedlens.runs.diff import differences
 
-SETTINGS = ["algorithm=scaffold", "clients=8", "cohort=4", "model=mlp", "local.epochs=2", "evaluate.personal_every=7"]
+SETTINGS = ["algorithm=scaffold", "clients=8", "cohort=4", "model=mlp", "local.epochs=2", "picture=false"]
+SETTINGS += ["evaluate.personal_every=7"]
 
 
 def complete(nursery, *words: str, cwd: Path) -> None:

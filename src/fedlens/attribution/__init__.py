@@ -8,34 +8,3 @@ from .lrp import Lrp
 from .masks import kept, normalised, top_channels, top_filters, top_pixels, top_share
 from .quality import agreement, area, completeness_error, deletion, insertion, randomisation
 from .similarity import cosine, psnr, rank_correlation, ssim
-
-__all__ = [
-    "METHODS",
-    "ChannelTaps",
-    "GradCam",
-    "GradCamPlusPlus",
-    "Lrp",
-    "ScoreCam",
-    "agreement",
-    "area",
-    "attribute",
-    "channel_gradients",
-    "completeness_error",
-    "cosine",
-    "deletion",
-    "draw_grid",
-    "explain",
-    "insertion",
-    "kept",
-    "layer_names",
-    "layer_saliency",
-    "normalised",
-    "psnr",
-    "randomisation",
-    "rank_correlation",
-    "ssim",
-    "top_channels",
-    "top_filters",
-    "top_pixels",
-    "top_share",
-]

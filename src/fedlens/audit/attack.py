@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
@@ -44,6 +44,10 @@ class LabelledImages:
     def __getitem__(self, index: Any) -> LabelledImages:
         return LabelledImages(self.x[index], self.y[index])
 
+    @staticmethod
+    def joined(parts: Iterable[LabelledImages]) -> LabelledImages:
+        return LabelledImages(*(torch.cat(each) for each in zip(*((part.x, part.y) for part in parts), strict=True)))
+
 
 @dataclass(frozen=True)
 class Prior:
@@ -56,14 +60,18 @@ class Prior:
     std: tuple[float, ...]
     personal: Mapping[int, Tree] = field(default_factory=dict)  # personal models, which answer questions
 
+    def scale(self, x: Tensor) -> list[Tensor]:
+        """Deviation and mean of every colour."""
+        return [x.new_tensor(values).view(-1, 1, 1) for values in (self.std, self.mean)]
+
     def pixels(self, x: Tensor) -> Tensor:
         """Network input as pixels in [0, 1]; what lies beyond is cut off."""
-        scale, shift = (x.new_tensor(values).view(-1, 1, 1) for values in (self.std, self.mean))
+        scale, shift = self.scale(x)
         return (x * scale + shift).clamp(0, 1)
 
     def unit(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Black as network input, and what white has more, colour by colour."""
-        scale, shift = (x.new_tensor(values).view(-1, 1, 1) for values in (self.std, self.mean))
+        scale, shift = self.scale(x)
         return -shift / scale, 1 / scale
 
     def prototypes(self, y: Tensor) -> Tensor:
@@ -100,8 +108,7 @@ class Answers:
 
     def trained(self, prior: Prior) -> LabelledImages:
         """The candidates that are members."""
-        parts = [prior.candidates[client][member] for client, member in self.members.items()]
-        return LabelledImages(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
+        return LabelledImages.joined(prior.candidates[client][member] for client, member in self.members.items())
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ class GradientInversion(PrivacyAttack):
         prior, answers = knowledge.prior, knowledge.answers
         victims = self._victims(transcript, prior)
         batches = [answers.batch(*where) for where in victims]
-        originals = LabelledImages(torch.cat([b.x for b in batches]), torch.cat([b.y for b in batches]))
+        originals = LabelledImages.joined(batches)
         seen = [single_step(transcript, *where, prior.net) for where in victims]
         plain = [_undefended(step, batch, prior.net) for step, batch in zip(seen, batches, strict=True)]
         same = all(_is_plain(step, open_) for step, open_ in zip(seen, plain, strict=True))
@@ -124,14 +124,15 @@ class GradientInversion(PrivacyAttack):
         pairs = [(made[n] * step.seen[n], step.gradient[n]) for n in step.gradient]
         if self.by != "cosine":
             return torch.stack([(a - b).square().sum() for a, b in pairs]).sum()
-        inner, one, two = (torch.stack([f(a, b) for a, b in pairs]).sum() for f in (_inner, _first, _second))
+        kinds = (lambda a, b: (a * b).sum(), lambda a, b: a.square().sum(), lambda a, b: b.square().sum())
+        inner, one, two = (torch.stack([kind(a, b) for a, b in pairs]).sum() for kind in kinds)
         return 1 - inner / (one * two).sqrt().clamp(min=1e-20)
 
     def _descend(self, distance: Callable[[], Tensor], x: Tensor, free: list[Tensor], prior: Prior) -> None:
         optimizer = torch.optim.Adam(free, 0.1)
         marks = [self.steps * 3 // 8, self.steps * 5 // 8, self.steps * 7 // 8]
         rate = torch.optim.lr_scheduler.MultiStepLR(optimizer, marks, 0.1)
-        scale, shift = (x.new_tensor(values).view(-1, 1, 1) for values in (prior.std, prior.mean))
+        scale, shift = prior.scale(x)
         low, high = -shift / scale, (1 - shift) / scale
         for _ in range(self.steps):
             slopes = torch.autograd.grad(distance() + self.smoothness * total_variation(x), free)
@@ -155,29 +156,15 @@ class GradientInversion(PrivacyAttack):
         optimizer.step(closure)  # pyright: ignore[reportArgumentType]
 
 
-def _inner(a: Tensor, b: Tensor) -> Tensor:
-    return (a * b).sum()
-
-
-def _first(a: Tensor, b: Tensor) -> Tensor:
-    return a.square().sum()
-
-
-def _second(a: Tensor, b: Tensor) -> Tensor:
-    return b.square().sum()
-
-
 def total_variation(x: Tensor) -> Tensor:
     return (x[..., 1:, :] - x[..., :-1, :]).abs().mean() + (x[..., 1:] - x[..., :-1]).abs().mean()
 
 
 def _gradient(step: GradientStep, x: Tensor, soft: Tensor, net: Network) -> Tree:
     """Of the loss of these images under these soft labels, for what crosses; itself differentiable."""
-    params = step.weights.params.map(lambda p: p.detach().requires_grad_())
-    weights = step.weights.replace(params=params, buffers=step.weights.buffers.clone())
     with torch.enable_grad():
-        out = net.forward(weights, x, train=True, key=torch.tensor(key("attack"), device=x.device))
-        loss = -(soft.softmax(1) * out.logits.log_softmax(1)).sum(1).mean()
+        params, found = _passed(step, x, net)
+        loss = -(soft.softmax(1) * found.log_softmax(1)).sum(1).mean()
         wanted = list(step.gradient)
         slopes = torch.autograd.grad(
             loss, [params[n] for n in wanted], create_graph=x.requires_grad, materialize_grads=True
@@ -185,13 +172,18 @@ def _gradient(step: GradientStep, x: Tensor, soft: Tensor, net: Network) -> Tree
     return Tree(dict(zip(wanted, slopes, strict=True)))
 
 
-def _undefended(step: GradientStep, batch: LabelledImages, net: Network) -> GradientStep:
-    """The whole gradient of the batch, as FedAvg would send it."""
+def _passed(step: GradientStep, x: Tensor, net: Network) -> tuple[Tree, Tensor]:
+    """(the weights that it was taken at, logits of these images with them), to be differentiated."""
     params = step.weights.params.map(lambda p: p.detach().requires_grad_())
     weights = step.weights.replace(params=params, buffers=step.weights.buffers.clone())
+    return params, net.forward(weights, x, train=True, key=torch.tensor(key("attack"), device=x.device)).logits
+
+
+def _undefended(step: GradientStep, batch: LabelledImages, net: Network) -> GradientStep:
+    """The whole gradient of the batch, as FedAvg would send it."""
     with torch.enable_grad():
-        out = net.forward(weights, batch.x, train=True, key=torch.tensor(key("attack"), device=batch.x.device))
-        slope = grad(F.cross_entropy(out.logits, batch.y), params)
+        params, found = _passed(step, batch.x, net)
+        slope = grad(F.cross_entropy(found, batch.y), params)
     return GradientStep(step.weights, slope, slope.map(torch.ones_like), "delta")
 
 

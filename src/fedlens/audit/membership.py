@@ -30,10 +30,8 @@ def models(transcript: Transcript, prior: Prior, target: Target) -> Mapping[int,
             raise Inapplicable("clients have no models of their own to ask")
         return prior.personal
     if target == "uploads":
-        found: dict[int, Tree] = {}
-        for client in prior.candidates:
-            if (model := _last_upload(transcript, prior, client)) is not None:
-                found[client] = model
+        sent = {client: _last_upload(transcript, prior, client) for client in prior.candidates}
+        found = {client: model for client, model in sent.items() if model is not None}
         if not found:
             raise Inapplicable("no client's whole model crosses")
         return found
@@ -106,19 +104,14 @@ class LikelihoodRatio(PrivacyAttack):
     def ratios(self, prior: Prior, seed: int) -> dict[int, tuple[Tensor, Tensor, Tensor]]:
         """client -> (mean confidence of shadows that saw each candidate, of those that did not, deviation)"""
         clients = list(prior.candidates)
-        x = torch.cat([*(prior.candidates[c].x for c in clients), prior.auxiliary.x])
-        y = torch.cat([*(prior.candidates[c].y for c in clients), prior.auxiliary.y])
-        everything = LabelledImages(x, y)
-        halves = torch.rand(self.shadows // 2, len(y), generator=generator(key(seed, "shadows"))) < 0.5
-        halves = torch.cat([halves, ~halves]).to(x.device)  # as many shadows with an image as without
-        seen = torch.stack(
-            [
-                _confidence(
-                    prior, trained(prior.net, everything[half], key(seed, "shadow", n), epochs=self.epochs), everything
-                )
-                for n, half in enumerate(halves)
-            ]
+        everything = LabelledImages.joined([*prior.candidates.values(), prior.auxiliary])
+        halves = torch.rand(self.shadows // 2, len(everything), generator=generator(key(seed, "shadows"))) < 0.5
+        halves = torch.cat([halves, ~halves]).to(everything.x.device)  # as many shadows with an image as without
+        shadows = (
+            trained(prior.net, everything[half], key(seed, "shadow", n), epochs=self.epochs)
+            for n, half in enumerate(halves)
         )
+        seen = torch.stack([_confidence(prior, shadow, everything) for shadow in shadows])
         inside, outside = (_mean_where(seen, which) for which in (halves, ~halves))
         rest = torch.where(halves, seen - inside, seen - outside)
         spread = (rest.square().sum() / (rest.numel() - 2 * rest.shape[1])).sqrt().clamp(min=1e-6)
@@ -187,10 +180,7 @@ class SharedMembership(PrivacyAttack):
         released, originals = given.images, given.originals(answers)
         some = torch.randperm(len(released), generator=generator(key("released")))[: self.images].to(released.y.device)
         others = torch.cat([~answers.members[client] for client in prior.candidates])
-        everything = LabelledImages(
-            torch.cat([each.x for each in prior.candidates.values()]),
-            torch.cat([each.y for each in prior.candidates.values()]),
-        )
+        everything = LabelledImages.joined(prior.candidates.values())
         return self.marked(released[some], originals[some], everything[others], knowledge, name)
 
     def marked(
@@ -203,9 +193,7 @@ class SharedMembership(PrivacyAttack):
     ) -> Verdict:
         """As many originals as others are candidates; the adversary is told about every second of either kind."""
         equal = min(len(originals), len(others))
-        candidates = LabelledImages(
-            torch.cat([originals.x[:equal], others.x[:equal]]), torch.cat([originals.y[:equal], others.y[:equal]])
-        )
+        candidates = LabelledImages.joined([originals[:equal], others[:equal]])
         member = torch.arange(2 * equal) < equal
         told = torch.where(torch.arange(2 * equal) % 2 == 0, member.long(), -1)
         results: dict[str, list[dict[str, Measure]]] = {"found": [], "chance": [], "undefended": []}

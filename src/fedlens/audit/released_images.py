@@ -24,12 +24,10 @@ class Exchanged:
 
     @property
     def images(self) -> LabelledImages:
-        parts = self.released.values()
-        return LabelledImages(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
+        return LabelledImages.joined(self.released.values())
 
     def originals(self, answers: Answers) -> LabelledImages:
-        parts = [answers.gift(self.errand, self.round, client) for client in self.released]
-        return LabelledImages(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
+        return LabelledImages.joined(answers.gift(self.errand, self.round, client) for client in self.released)
 
     def release(self, prior: Prior, images: LabelledImages, seed: int, size: int = 250) -> Tensor:
         """What the mechanism would release of these images: it is public, and so is the model that it uses."""

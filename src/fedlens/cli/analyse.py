@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from .format import CLIENTS, Json, is_setting, numbers, print_rows, say_json, split_words
+from .format import CLIENTS, Json, is_setting, numbers, print_rows, say_json, shares, split_words
 
 
 def diff(a: str, b: str, json: Json = False) -> None:
@@ -174,10 +174,7 @@ def time_on_devices(
     profile = config.read(None, [f"devices={devices}", *words]).execution.devices
     if profile is None:
         raise BadInput("--devices names no devices; there are phone, hospital and iot")
-    try:
-        wanted = [float(part) for part in targets.split(",") if part]
-    except ValueError:
-        raise BadInput(f"--targets is {targets!r}, but it should be accuracies such as 0.8,0.9") from None
+    wanted = shares("--targets", targets, "accuracies such as 0.8,0.9")
     rows = []
     for name, path in named([word for word in runs if not is_setting(word)]).items():
         found, folder = timing(path, profile), RunFolder.open(path)
@@ -209,13 +206,9 @@ def audit(
     """Attack what the server received in a run: who was trained on, which images, which labels."""
     from ..audit.attack import LEGEND
     from ..audit.run import audit
-    from ..core.errors import BadInput
     from ..engines.process import threads
 
-    try:
-        rates = [float(part) for part in fpr.split(",") if part]
-    except ValueError:
-        raise BadInput(f"--fpr is {fpr!r}, but it should be rates such as 0.01,0.001") from None
+    rates = shares("--fpr", fpr, "rates such as 0.01,0.001")
     names = [part.strip() for part in attacks.split(",") if part.strip()]
     out = sys.stderr if json else sys.stdout
     with threads(1):

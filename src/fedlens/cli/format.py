@@ -37,6 +37,15 @@ def numbers(option: str, text: str) -> list[int]:
     return [int(part) for part in text.split(",") if part]
 
 
+def shares(option: str, text: str, like: str) -> list[float]:
+    from ..core.errors import BadInput
+
+    try:
+        return [float(part) for part in text.split(",") if part]
+    except ValueError:
+        raise BadInput(f"{option} is {text!r}, but it should be {like}") from None
+
+
 def print_rows(rows: list[dict[str, Any]]) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, TextIO
 
 from ..core.format import duration, percent
-from ..simulate.progress import sparkline
+from ..simulate.progress import for_people, sparkline
+from ..simulate.recorder import Nobody
 from ..simulate.recorder import Progress as RunProgress
 
 _SHOWN = 12  # runs that ended, at most: the panel must fit a screen
@@ -37,8 +38,8 @@ class Line:
         return f"{self.name}: {self.state}{trouble or accuracy} ({duration(self.seconds)})"
 
 
-class OneRun:
-    """The watcher of one line."""
+class OneRun(Nobody):
+    """The watcher of one line, which has no room for clients; notes are kept in the run's log."""
 
     def __init__(self, board: Board, line: Line):
         self.board, self.line = board, line
@@ -50,9 +51,6 @@ class OneRun:
         self.line.round, self.line.rounds = round, rounds
         self.board.changed(self.line)
 
-    def clients(self, answered: int, asked: int) -> None:
-        pass  # a line of many has no room for it
-
     def round(self, progress: RunProgress) -> None:
         line = self.line
         line.round, line.rounds, line.accuracy = progress.round, progress.rounds, progress.accuracy
@@ -60,9 +58,6 @@ class OneRun:
             line.curve.append(progress.accuracy)
         line.trained = progress.trained
         self.board.changed(line)
-
-    def note(self, text: str) -> None:
-        pass  # kept in the run's log
 
     def end(self, trouble: str = "") -> None:
         with self.board.lock:
@@ -154,10 +149,4 @@ class LiveBoard(Board):
 
 
 def board(json: bool) -> Board:
-    """The panel in a terminal; lines in a file; lines beside the one line of JSON."""
-    from rich.console import Console
-
-    if json:
-        return Board(sys.stderr)
-    console = Console()
-    return LiveBoard(console) if sys.stdout.isatty() and not console.is_dumb_terminal else Board(sys.stdout)
+    return for_people(json, LiveBoard, Board)

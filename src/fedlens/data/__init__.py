@@ -46,17 +46,3 @@ PARTITIONS: dict[str, type[Partition]] = {
     "fl_bench": FlBench,
     "flwr": Flwr,
 }
-
-__all__ = [
-    "DATASETS",
-    "PARTITIONS",
-    "DataSource",
-    "Images",
-    "Names",
-    "Partition",
-    "Prepare",
-    "Skew",
-    "Split",
-    "federate",
-    "skew",
-]

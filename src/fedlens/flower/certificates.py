@@ -8,13 +8,13 @@ import ipaddress
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from ..core.errors import BadInput
-
-if TYPE_CHECKING:
-    from cryptography import x509
-    from cryptography.hazmat.primitives.asymmetric import ec
 
 _YEARS = timedelta(days=825)  # the most that some systems accept of a server's certificate
 
@@ -24,9 +24,6 @@ class Authority:
 
     def __init__(self, folder: Path):
         """The one in this folder, or a new one."""
-        from cryptography import x509
-        from cryptography.hazmat.primitives import serialization
-
         self.certificate_file = folder / "ca.crt"
         if self.certificate_file.exists():
             try:
@@ -51,9 +48,6 @@ class Authority:
     def _signed(
         self, name: str, key: ec.EllipticCurvePrivateKey, *, hosts: Sequence[str] = (), authority: bool = False
     ) -> x509.Certificate:
-        from cryptography import x509
-        from cryptography.hazmat.primitives import hashes
-
         subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name[:64])])
         issuer = subject if authority else self.certificate.subject
         now = datetime.now(UTC)
@@ -83,8 +77,6 @@ class Authority:
 
 def node_key(private: Path, public: Path) -> None:
     """The pair by which a SuperNode is known: an elliptic curve key in OpenSSH's format, as Flower wants it."""
-    from cryptography.hazmat.primitives import serialization
-
     key = _new_key()
     ssh = serialization.PrivateFormat.OpenSSH
     _write_secret(private, key.private_bytes(serialization.Encoding.PEM, ssh, serialization.NoEncryption()))
@@ -93,14 +85,10 @@ def node_key(private: Path, public: Path) -> None:
 
 
 def _new_key() -> ec.EllipticCurvePrivateKey:
-    from cryptography.hazmat.primitives.asymmetric import ec
-
     return ec.generate_private_key(ec.SECP384R1())
 
 
 def _general_name(host: str) -> x509.GeneralName:
-    from cryptography import x509
-
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
@@ -108,14 +96,10 @@ def _general_name(host: str) -> x509.GeneralName:
 
 
 def _pem(certificate: x509.Certificate) -> bytes:
-    from cryptography.hazmat.primitives import serialization
-
     return certificate.public_bytes(serialization.Encoding.PEM)
 
 
 def _write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
-    from cryptography.hazmat.primitives import serialization
-
     form = serialization.PrivateFormat.PKCS8
     _write_secret(path, key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
 

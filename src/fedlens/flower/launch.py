@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -35,49 +36,6 @@ ENVIRONMENT = {
 }
 _MISSED = 90.0  # seconds; Flower takes a node that was killed for alive until two heartbeats, a minute, are missing
 _CONNECTION = "fedlens"  # what the SuperLink is called in Flower's config.toml
-_APP = """\
-[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
-
-[project]
-name = "fedlens-federation"
-version = "1.0.0"
-license = "Apache-2.0"
-dependencies = ["fedlens[flower]"]
-
-[tool.hatch.build.targets.wheel]
-packages = ["."]
-
-[tool.flwr.app]
-publisher = "fedlens"
-
-[tool.flwr.app.components]
-serverapp = "federation.server_app:app"
-clientapp = "federation.client_app:app"
-
-[tool.flwr.app.config]
-settings = {settings}
-wait = 600.0  # seconds until all nodes must be there
-patience = 600.0  # seconds until a node must have answered in a round
-"""
-_NODE = """\
-# Node {client}: this file is its owner's. `fedlens deploy node` reads it; the server never does.
-client: {client}
-storage: {storage}
-device: auto
-# The owner's own images; the server never learns where they lie:
-# data: {{is: folder, path: /path/to/images}}
-# What may ever leave them, over all runs: none, or a budget, under which this node takes part with uplink=dp alone:
-# privacy: {{epsilon: 8, delta: 1e-5, label: NAME}}
-simulation: {simulation}   # a trial: part {client} of data that all nodes have; remove this line where data is set
-extra_classes: refuse  # drop: leave images out whose class the run does not declare
-policy:
-  algorithms: []       # names such as [fedavg]; none: all that this node's fedlens has
-  classes: []          # code of your own that a contract may name, as [my_module:MyMethod]; none: no code
-  raw_derived: false   # true: more than model updates may leave, such as masked images or a score
-  contracts: ask       # any: carry out every contract within this policy; ask: `fedlens deploy approve` comes first
-"""
 
 
 @dataclass(frozen=True)
@@ -117,7 +75,9 @@ def init(folder: Path, words: Sequence[str], host: str, port: int, listen: str =
     experiment = config.read(None, settings)
     app = folder / "server" / "app"
     (app / "federation").mkdir(parents=True)
-    (app / "pyproject.toml").write_text(_APP.format(settings=json.dumps(shlex.join(settings))), "utf-8")
+    (app / "pyproject.toml").write_text(
+        _template("app.toml").format(settings=json.dumps(shlex.join(settings))), "utf-8"
+    )
     (app / "README.md").write_text("A FedLens federation. Made by `fedlens deploy init`.\n", "utf-8")
     (app / "federation" / "__init__.py").touch()
     for side in ("server_app", "client_app"):
@@ -131,9 +91,13 @@ def init(folder: Path, words: Sequence[str], host: str, port: int, listen: str =
         place.mkdir(parents=True)
         (place / "link.json").write_text(link, "utf-8")
         trial = json.dumps(config.to_dict(experiment.data))
-        text = _NODE.format(client=client, storage="storage", simulation=trial)
+        text = _template("node.yaml").format(client=client, storage="storage", simulation=trial)
         (place / "node.yaml").write_text(text, "utf-8")
     return app
+
+
+def _template(name: str) -> str:
+    return (resources.files("fedlens.flower") / "assets" / name).read_text("utf-8")
 
 
 def certify(folder: Path) -> list[Path]:

@@ -9,8 +9,7 @@ from .custom import Custom
 from .describe import describe_model
 from .model import Model
 from .pse_net import PseNet
-from .resnet import ResNet8, ResNet18, ResNet34, ResNet50
-from .resnet_cifar import ResNet20, ResNet32, ResNet56
+from .resnet import ResNet8, ResNet18, ResNet20, ResNet32, ResNet34, ResNet50, ResNet56
 from .vgg import Vgg11
 from .weights import load_weights
 
@@ -39,6 +38,3 @@ def model_named(name: str) -> Model:
     if name not in MODELS:
         raise BadInput(f"model={name} is not known; {nearest(name, MODELS)}")
     return MODELS[name]()
-
-
-__all__ = ["MODELS", "Dropout", "Model", "describe_model", "load_weights", "model_named"]

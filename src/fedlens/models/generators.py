@@ -86,24 +86,28 @@ class Vae(nn.Module):
         channels, *self.sides = shape
         small = [math.ceil(side / 4) for side in self.sides]
         code, half = width * math.prod(small), max(1, width // 2)
-        self.encode = nn.Sequential(
+        self.encode = nn.Sequential(*self.encoder(channels, half, width), nn.Flatten())
+        self.mean, self.log_variance = nn.Linear(code, latent), nn.Linear(code, latent)
+        start = nn.Linear(latent, code), nn.Unflatten(1, (width, *small))
+        self.decode = nn.Sequential(*start, *self.decoder(width, half, channels))
+
+    def encoder(self, channels: int, half: int, width: int) -> list[nn.Module]:
+        return [
             nn.Conv2d(channels, half, 4, stride=2, padding=1),
             nn.GroupNorm(1, half),
             nn.ReLU(),
             nn.Conv2d(half, width, 4, stride=2, padding=1),
             nn.GroupNorm(1, width),
             nn.ReLU(),
-            nn.Flatten(),
-        )
-        self.mean, self.log_variance = nn.Linear(code, latent), nn.Linear(code, latent)
-        self.decode = nn.Sequential(
-            nn.Linear(latent, code),
-            nn.Unflatten(1, (width, *small)),
+        ]
+
+    def decoder(self, width: int, half: int, channels: int) -> list[nn.Module]:
+        return [
             nn.ConvTranspose2d(width, half, 4, stride=2, padding=1),
             nn.GroupNorm(1, half),
             nn.ReLU(),
             nn.ConvTranspose2d(half, channels, 4, stride=2, padding=1),
-        )
+        ]
 
     def forward(self, x: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(the image once more, mean and log-variance of its code); noise of zeros gives the mean's image."""
@@ -114,15 +118,11 @@ class Vae(nn.Module):
         return again[:, :, :high, :wide], mean, log_variance
 
 
-class ResidualVae(nn.Module):
+class ResidualVae(Vae):
     """FedFed's variational autoencoder (Yang et al., 2023): residual blocks between halvings; images in [0, 1]."""
 
-    def __init__(self, shape: tuple[int, int, int], latent: int, width: int):
-        super().__init__()
-        channels, *self.sides = shape
-        small = [math.ceil(side / 4) for side in self.sides]
-        code, half = width * math.prod(small), max(1, width // 2)
-        self.encode = nn.Sequential(
+    def encoder(self, channels: int, half: int, width: int) -> list[nn.Module]:
+        return [
             nn.Conv2d(channels, half, 4, stride=2, padding=1, bias=False),
             nn.BatchNorm2d(half),
             nn.ReLU(),
@@ -132,12 +132,10 @@ class ResidualVae(nn.Module):
             _Residual(width),
             nn.BatchNorm2d(width),
             _Residual(width),
-            nn.Flatten(),
-        )
-        self.mean, self.log_variance = nn.Linear(code, latent), nn.Linear(code, latent)
-        self.decode = nn.Sequential(
-            nn.Linear(latent, code),
-            nn.Unflatten(1, (width, *small)),
+        ]
+
+    def decoder(self, width: int, half: int, channels: int) -> list[nn.Module]:
+        return [
             _Residual(width),
             nn.BatchNorm2d(width),
             _Residual(width),
@@ -149,15 +147,7 @@ class ResidualVae(nn.Module):
             nn.ConvTranspose2d(half, channels, 4, stride=2, padding=1, bias=False),
             nn.BatchNorm2d(channels),
             nn.Sigmoid(),
-        )
-
-    def forward(self, x: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(the image once more, mean and log-variance of its code); noise of zeros gives the mean's image."""
-        high, wide = self.sides
-        code = self.encode(F.pad(x, (0, -wide % 4, 0, -high % 4)))
-        mean, log_variance = self.mean(code), self.log_variance(code)
-        again = self.decode(mean + (log_variance / 2).exp() * noise)
-        return again[:, :, :high, :wide], mean, log_variance
+        ]
 
 
 class _Residual(nn.Module):

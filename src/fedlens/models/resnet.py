@@ -1,10 +1,11 @@
-"""Residual networks with torchvision's names, so that its published weights load."""
+"""Residual networks with torchvision's names, so that its published weights load; and the thin ones for CIFAR."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .model import Model, Norm, kaiming, normalisation
@@ -25,12 +26,33 @@ class BasicBlock(nn.Module):
         self.relu1 = nn.ReLU()
         self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
         self.bn2 = normalisation(norm, width)
-        self.downsample = projection(inputs, width, stride, norm)
+        self.downsample = self.shortcut(inputs, width, stride, norm)
         self.relu2 = nn.ReLU()
+
+    def shortcut(self, inputs: int, width: int, stride: int, norm: Norm) -> nn.Module:
+        return projection(inputs, width, stride, norm)
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.relu1(self.bn1(self.conv1(x)))
         return self.relu2(self.bn2(self.conv2(out)) + self.downsample(x))
+
+
+class ThinBlock(BasicBlock):
+    """Its shortcut has no parameters (option A of He et al., 2016)."""
+
+    def shortcut(self, inputs: int, width: int, stride: int, norm: Norm) -> nn.Module:
+        return nn.Identity() if inputs == width else Padded(width - inputs, stride)
+
+
+class Padded(nn.Module):
+    """Every second pixel, and zeros for the channels that the input lacks."""
+
+    def __init__(self, more: int, stride: int):
+        super().__init__()
+        self.before, self.after, self.stride = more // 2, more - more // 2, stride
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.before, self.after))
 
 
 class Bottleneck(nn.Module):
@@ -75,26 +97,32 @@ def stage(block: type[Block], inputs: int, width: int, depth: int, stride: int, 
 
 
 class ResidualNetwork(nn.Module):
-    """Stem, four stages, mean over positions, `fc`."""
+    """Stem, a stage for each depth, each of twice the channels of the one before, mean over positions, `fc`."""
 
     notes: tuple[str, ...] = ()  # what a person should know about the weights it was built with
 
     def __init__(
-        self, block: type[Block], depths: tuple[int, ...], classes: int, channels: int, stem: Stem, norm: Norm
+        self,
+        block: type[Block],
+        depths: tuple[int, ...],
+        classes: int,
+        channels: int,
+        stem: Stem,
+        norm: Norm,
+        width: int = 64,
     ):
         super().__init__()
         stock = stem == "stock"
-        self.conv1 = nn.Conv2d(channels, 64, 7 if stock else 3, 2 if stock else 1, 3 if stock else 1, bias=False)
-        self.bn1 = normalisation(norm, 64)
+        self.conv1 = nn.Conv2d(channels, width, 7 if stock else 3, 2 if stock else 1, 3 if stock else 1, bias=False)
+        self.bn1 = normalisation(norm, width)
         self.relu = nn.ReLU()
         self.maxpool = nn.MaxPool2d(3, stride=2, padding=1) if stock else nn.Identity()
-        wide = block.expansion
-        self.layer1 = stage(block, 64, 64, depths[0], 1, norm)
-        self.layer2 = stage(block, 64 * wide, 128, depths[1], 2, norm)
-        self.layer3 = stage(block, 128 * wide, 256, depths[2], 2, norm)
-        self.layer4 = stage(block, 256 * wide, 512, depths[3], 2, norm)
+        self.stages, inputs = tuple(f"layer{number}" for number in range(1, len(depths) + 1)), width
+        for name, depth in zip(self.stages, depths, strict=True):
+            self.add_module(name, stage(block, inputs, width, depth, 1 if name == "layer1" else 2, norm))
+            inputs, width = width * block.expansion, 2 * width
         self.avgpool = nn.AdaptiveAvgPool2d(1)
-        self.fc = nn.Linear(512 * wide, classes)
+        self.fc = nn.Linear(inputs, classes)
         kaiming(self)
 
     @property
@@ -103,7 +131,8 @@ class ResidualNetwork(nn.Module):
 
     def features(self, x: Tensor) -> Tensor:
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
-        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        for name in self.stages:
+            x = getattr(self, name)(x)
         return self.avgpool(x).flatten(1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -151,3 +180,28 @@ class ResNet8(Model):
 
     def network(self, classes, channels, size):
         return ResidualNetwork(BasicBlock, (1, 1, 1, 1), classes, channels, "cifar", self.norm)
+
+
+@dataclass(frozen=True)
+class ResNet20(Model):
+    """The thin network that He et al., 2016 made for CIFAR (section 4.2): 269,722 parameters at 10 classes."""
+
+    depth: ClassVar[int] = 3  # blocks in each of three stages
+    norm: Norm = "batch"
+
+    def network(self, classes, channels, size):
+        return ResidualNetwork(ThinBlock, (self.depth,) * 3, classes, channels, "cifar", self.norm, width=16)
+
+
+@dataclass(frozen=True)
+class ResNet32(ResNet20):
+    """464,154 parameters at 10 classes."""
+
+    depth: ClassVar[int] = 5
+
+
+@dataclass(frozen=True)
+class ResNet56(ResNet20):
+    """853,018 parameters at 10 classes."""
+
+    depth: ClassVar[int] = 9

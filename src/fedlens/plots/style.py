@@ -24,6 +24,7 @@ DASHES: tuple[tuple[int, ...], ...] = (
 )
 _FINE_TUNED = _METHODS.index([])
 _PLACES = {name: (colour, dash) for dash, names in enumerate(_METHODS) for colour, name in enumerate(names)}
+KINDS: dict[str, Any] = {".png": None, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}  # undated
 _SETTINGS: dict[Any, Any] = {
     "figure.dpi": 110,
     "savefig.dpi": 160,
@@ -110,9 +111,10 @@ def save(figure: Any, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     if text := _STAMP.get():
         _stamp(figure, text)
-    undated = {".png": None, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
-    for kind, metadata in undated.items():
-        figure.savefig(path.with_suffix(kind), metadata=metadata)
-        figure.set_layout_engine("none")  # it is laid out: doing it again takes longer than drawing
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")  # laid out and measured once: doing it for each kind takes longer than drawing
+    room = figure.get_tightbbox().padded(0.1)
+    for kind, metadata in KINDS.items():
+        figure.savefig(path.with_suffix(kind), metadata=metadata, bbox_inches=room)
     pyplot().close(figure)
     return path.with_suffix(".png")

@@ -24,25 +24,6 @@ from .groups import arenas, grouped
 from .thumbnails import Pictures
 
 _SCRIPTS = ("elements.js", "tables.js", "charts.js", "sections.js")  # in this order, as one
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; \
-style-src 'sha256-{style_hash}'; script-src 'sha256-{script_hash}'; base-uri 'none'; form-action 'none'">
-<meta name="color-scheme" content="light dark">
-<meta name="generator" content="FedLens">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-<noscript>This report draws all it shows from the data inside this file, and needs JavaScript for that.</noscript>
-<script type="application/json" id="report">{content}</script>
-<script>{script}</script>
-</body>
-</html>
-"""
 
 
 def write(runs: Sequence[Path], out: Path, latency: bool = False) -> Path:
@@ -130,7 +111,7 @@ def _settings(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def page(content: dict[str, Any]) -> str:
     """Only the script and the style that are in the package can act: a policy names them by their hashes."""
     style, script = style_sheet(), "\n".join(asset(name) for name in _SCRIPTS)
-    return _PAGE.format(
+    return asset("page.html").format(
         title=html.escape(f"{content['title']} · FedLens"),
         style=style,
         style_hash=_hash(style),

@@ -89,32 +89,23 @@ def _bits(leaf: Tensor, draw: torch.Generator) -> Tensor:
     return damaged.reshape(leaf.shape).to(leaf.device)
 
 
-def _no_numbers(leaf: Tensor, draw: torch.Generator) -> Tensor:
-    return leaf * (torch.nan if _one_of(2, draw) else torch.inf) if leaf.is_floating_point() else leaf.double() * 0.5
-
-
-def _other_shape(leaf: Tensor, draw: torch.Generator) -> Tensor:
-    return torch.cat([leaf, leaf[:1]]) if leaf.dim() else leaf.expand(2)
-
-
-def _other_type(leaf: Tensor, draw: torch.Generator) -> Tensor:
-    return leaf.to(torch.float16 if leaf.dtype != torch.float16 else torch.float32)
-
-
 def _longer(leaf: Tensor, draw: torch.Generator) -> Tensor:
     return leaf.expand(_TIMES, *leaf.shape)  # takes no memory here, and all of it where it arrives
 
 
-def _left_out(leaf: Tensor, draw: torch.Generator) -> None:
-    return None
-
-
-def _one_more(leaf: Tensor, draw: torch.Generator) -> Tree:
-    return Tree(leaf=leaf, more=leaf)
+def _no_numbers(leaf: Tensor, draw: torch.Generator) -> Tensor:
+    return leaf * (torch.nan if _one_of(2, draw) else torch.inf) if leaf.is_floating_point() else leaf.double() * 0.5
 
 
 _Damage = Callable[[Tensor, torch.Generator], Tensor | Tree | None]
-_DAMAGES: tuple[_Damage, ...] = (_bits, _no_numbers, _other_shape, _other_type, _left_out, _one_more)
+_DAMAGES: tuple[_Damage, ...] = (
+    _bits,
+    _no_numbers,
+    lambda leaf, draw: torch.cat([leaf, leaf[:1]]) if leaf.dim() else leaf.expand(2),  # another shape
+    lambda leaf, draw: leaf.to(torch.float16 if leaf.dtype != torch.float16 else torch.float32),  # another type
+    lambda leaf, draw: None,  # left out
+    lambda leaf, draw: Tree(leaf=leaf, more=leaf),
+)
 
 
 def _changed(upload: Tree, draw: torch.Generator, damage: _Damage) -> Tree:

@@ -3,5 +3,3 @@
 from .agent import pretrained_agent, save_agent
 from .graph import LayerGraph, layer_graph
 from .pruning import Choice, Costs, Kept, masked, sliced
-
-__all__ = ["Choice", "Costs", "Kept", "LayerGraph", "layer_graph", "masked", "pretrained_agent", "save_agent", "sliced"]

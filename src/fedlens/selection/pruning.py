@@ -113,21 +113,23 @@ class Costs:
         """Of one image through convolutions and fully connected layers, two for each multiply and add."""
         total, layout = 0, self.layout(kept)
         for layer in self.graph.layers:
-            inputs = layer.inputs if layer.reads is None else layout[layer.reads].bit_count()
-            products = layer.kernel * inputs // layer.groups * layout[layer.writes].bit_count()
+            products = self._products(layer, layout) * layout[layer.writes].bit_count()
             total += 2 * products * self.pixels[layer.name]
-        for each in self.graph.dense:
-            total += 2 * each.outputs * self._inputs(each, layout)
-        return total
+        return total + sum(2 * each.outputs * self._inputs(each, layout) for each in self.graph.dense)
 
     def parameters(self, kept: Kept) -> int:
         """Of the sub-model: convolutions, the norms behind them, fully connected layers."""
         total, layout = 0, self.layout(kept)
         for layer in self.graph.layers:
-            inputs = layer.inputs if layer.reads is None else layout[layer.reads].bit_count()
-            outputs = layout[layer.writes].bit_count()
-            total += outputs * (layer.kernel * inputs // layer.groups + layer.bias + 2 * len(layer.norms))
+            each = self._products(layer, layout) + layer.bias + 2 * len(layer.norms)
+            total += each * layout[layer.writes].bit_count()
         return total + sum(each.outputs * (self._inputs(each, layout) + each.bias) for each in self.graph.dense)
+
+    @staticmethod
+    def _products(layer: Layer, layout: list[int]) -> int:
+        """Weights of one filter."""
+        inputs = layer.inputs if layer.reads is None else layout[layer.reads].bit_count()
+        return layer.kernel * inputs // layer.groups
 
     @staticmethod
     def _inputs(each: Any, layout: list[int]) -> int:

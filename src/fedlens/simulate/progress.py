@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import TextIO, TypeVar
 
@@ -20,7 +20,7 @@ from ..experiment import Experiment
 from .recorder import Progress as RunProgress
 from .recorder import progress_line
 
-T = TypeVar("T")
+T, L, P = TypeVar("T"), TypeVar("L"), TypeVar("P")
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -174,9 +174,13 @@ def sparkline(values: list[float], width: int) -> str:
 
 
 def watcher(json: bool) -> LivePanel | Lines:
+    return for_people(json, LivePanel, Lines)
+
+
+def for_people(json: bool, panel: Callable[[Console], L], lines: Callable[[TextIO], P]) -> L | P:
     """The panel in a terminal; lines in a file; lines beside the one line of JSON."""
     if json:
-        return Lines(sys.stderr)
+        return lines(sys.stderr)
     console = Console()
     # Not console.is_terminal: FORCE_COLOR would send a panel into a file.
-    return LivePanel(console) if sys.stdout.isatty() and not console.is_dumb_terminal else Lines(sys.stdout)
+    return panel(console) if sys.stdout.isatty() and not console.is_dumb_terminal else lines(sys.stdout)

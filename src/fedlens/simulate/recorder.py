@@ -63,18 +63,8 @@ class Watcher(Protocol):
     def note(self, text: str) -> None: ...
 
 
-class Nobody:
-    def begin(self, experiment, folder, notes, round, rounds):
-        pass
-
-    def clients(self, answered, asked):
-        pass
-
-    def round(self, progress):
-        pass
-
-    def note(self, text):
-        pass
+class Nobody(Watcher):
+    """Looks away: a base for watchers of one thing."""
 
 
 class Parts(NamedTuple):
