@@ -1,5 +1,6 @@
 import os
 import subprocess
+from dataclasses import replace
 
 # Before torch is imported anywhere: some CPUs advertise matrix instructions that crash.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
@@ -7,6 +8,7 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 import pytest
 import torch
 
+from fedlens.data.sources.small import Mnist, Mnist5k
 from fedlens.engines import workers
 from fedlens.plots import style
 from forks import Nursery, forked_workers
@@ -73,6 +75,21 @@ def _cache(tmp_path_factory):
     base = tmp_path_factory.getbasetemp()
     place = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cache"
     os.environ["FEDLENS_CACHE"] = os.environ.get("FEDLENS_TEST_CACHE", str(place))
+
+
+@pytest.fixture(scope="module")
+def fewer_images(tmp_path_factory):
+    """Every fourth image of the digits and of clothing, in a cache of their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in (Mnist5k, Mnist):
+
+            def read(self, *files, whole=kind._read):
+                found = whole(self, *files)
+                return replace(found, train=found.train[::4], test=found.test[::4])
+
+            patch.setattr(kind, "_read", read)
+        patch.setenv("FEDLENS_CACHE", str(tmp_path_factory.getbasetemp() / "fewer"))
+        yield
 
 
 @pytest.fixture(scope="session")

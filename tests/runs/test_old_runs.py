@@ -1,8 +1,6 @@
 """A run folder of the version before run folders had a format number: 2 rounds of scaffold, with flat settings."""
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -29,11 +27,10 @@ def test_settings_are_read_under_their_names_of_today(old):
     assert "format" not in RunFolder(old).passport()
 
 
-def test_it_is_shown_and_explained(old):
+def test_it_is_shown_and_explained(old, nursery):
     for words in (["report"], ["explain", "--images", "2", "--methods", "gradient"], ["diff", str(OLD)]):
-        command = [sys.executable, "-m", "fedlens", words[0], str(old), *words[1:]]
-        ended = subprocess.run(command, cwd=old.parent, capture_output=True, text=True, timeout=240)
-        assert ended.returncode == 0, ended.stderr
+        ended = nursery(words[0], str(old), *words[1:], cwd=old.parent)
+        assert ended.code == 0, ended.err
     seen = Followed(old, "format1")
     seen.refresh()
     assert seen.row["state"] == "done"

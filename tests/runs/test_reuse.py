@@ -13,6 +13,7 @@ from fedlens.simulate import recorder
 from fedlens.simulate import run as simulate
 from fedlens.simulate.finish import finish
 
+pytestmark = pytest.mark.usefixtures("fewer_images")
 FEW = ("model=cnn2", "clients=4", "cohort=2", "local.steps=1", "engine=sequential", "picture=false", "evaluate.every=1")
 XDS = ("algorithm=fedxds", "algorithm.warmup_rounds=3", "algorithm.warmup_epochs=1", "rounds=3")
 
@@ -30,7 +31,7 @@ SCAFFOLD = ("algorithm=scaffold", "rounds=6", "keep=2")
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> Path:
+def runs(tmp_path_factory, fewer_images) -> Path:
     place = tmp_path_factory.mktemp("runs")
     done(place / "fedxds", *XDS)
     done(place / "scaffold", *SCAFFOLD)
