@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedlens.attribution import kept, normalised, top_channels, top_filters, top_pixels, top_share
+from fedlens.attribution import kept, normalised, top_share
 from fedlens.core.errors import BadInput
 from fedlens.core.rng import generator
 
@@ -48,14 +48,13 @@ def test_counts_where_floats_go_wrong():
 def test_shapes():
     draw = generator(0)
     relevance = torch.randn(3, 3, 8, 8, generator=draw)
-    mask = top_pixels(relevance, drop=70)
-    assert mask.shape == (3, 1, 8, 8) and (mask.flatten(1).sum(1) == 64 - 44).all()
     chosen = relevance.sum(1, keepdim=True)
+    mask = top_share(chosen, drop=70)
+    assert mask.shape == (3, 1, 8, 8) and (mask.flatten(1).sum(1) == 64 - 44).all()
     assert (chosen[mask].view(3, -1).amin(1) >= chosen[~mask].view(3, -1).amax(1)).all()
-    weight = torch.randn(10, 4, 3, 3, generator=draw)
-    norms = weight.pow(2).sum((1, 2, 3))
-    assert top_filters(weight, keep=0.3).nonzero()[:, 0].tolist() == sorted(norms.topk(3)[1].tolist())
-    assert top_channels(torch.zeros(5), keep=0.4).tolist() == [True, True, False, False, False]
+    norms = torch.randn(1, 10, generator=draw).square()
+    assert top_share(norms, keep=0.3)[0].nonzero()[:, 0].tolist() == sorted(norms[0].topk(3)[1].tolist())
+    assert top_share(torch.zeros(1, 5), keep=0.4).tolist() == [[True, True, False, False, False]]
     assert top_share(torch.full((1, 4), math.nan), drop=50).tolist() == [[True, True, False, False]]
     assert top_share(torch.tensor([[math.nan, 1, math.inf, -math.inf]]), keep=0.5).tolist() == [
         [False, True, True, False]

@@ -19,7 +19,8 @@ from fedlens.cli.main import app
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md"))]
 CARDS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs/methods").glob("*.md"))
-FEW = ("rounds=1", "clients=4", "cohort=2", "local.steps=1", "picture=false", "model=cnn2", "engine=sequential")
+FEW = ("rounds=1", "clients=4", "cohort=2", "local.steps=1", "picture=false", "engine=sequential")
+FEW += ("model=cnn2", "model.predictor=linear")  # some methods want a head of one layer
 HEAVY = {  # methods whose preparations or servers take long: cut short
     "fedxds": ("algorithm.warmup_rounds=1", "algorithm.warmup_epochs=1"),
     "fedfed": ("algorithm.distil_rounds=1", "algorithm.latent=16", "algorithm.width=4"),
@@ -55,7 +56,7 @@ def smaller(words: list[str]) -> list[str]:
     verb, *rest = words
     if verb == "run":
         chosen = {word.partition("=")[0].partition(".")[0] for word in rest} & {"model", "engine"}
-        few = [word for word in FEW if word.partition("=")[0] not in chosen]
+        few = [word for word in FEW if re.split("[.=]", word)[0] not in chosen]
         named = [word.split("=", 1)[1] for word in rest if word.startswith("algorithm=")]
         robust = ("clients=8", "cohort=6") if any(word.startswith("defences=") for word in rest) else ()
         return [verb, *rest, *few, *(HEAVY.get(named[0], ()) if named else ()), *robust]

@@ -18,10 +18,11 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from costs import describe_model
 from fedlens.core.errors import BadInput
 from fedlens.core.network import Network
 from fedlens.core.rng import generator, key, seeded
-from fedlens.models import MODELS, Dropout, Model, describe_model, load_weights, model_named
+from fedlens.models import MODELS, Dropout, Model, load_weights, model_named
 from fedlens.models.pse_net import PseNet
 
 torch.set_num_threads(1)

@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.utils import prune
 
+from costs import describe_model
 from fedlens.core.errors import BadInput
 from fedlens.core.network import Network
 from fedlens.core.rng import generator, key, normal, seeded
 from fedlens.core.tree import Tree, grad
-from fedlens.models import Dropout, describe_model, model_named
+from fedlens.models import Dropout, model_named
 from fedlens.models.model import Classifier
 from fedlens.models.vgg import Vgg11
 from fedlens.selection import agent as ppo

@@ -5,6 +5,6 @@ from .cam import GradCam, GradCamPlusPlus, ScoreCam
 from .channels import ChannelTaps, channel_gradients, layer_names, layer_saliency
 from .figures import draw_grid, explain
 from .lrp import Lrp
-from .masks import kept, normalised, top_channels, top_filters, top_pixels, top_share
+from .masks import kept, normalised, top_share
 from .quality import agreement, area, completeness_error, deletion, insertion, randomisation
 from .similarity import cosine, psnr, rank_correlation, ssim

@@ -37,21 +37,6 @@ def top_share(scores: Tensor, *, keep: float | None = None, drop: float | None =
     return torch.zeros_like(flat, dtype=torch.bool).scatter_(1, order[:, :count], True).view_as(scores)
 
 
-def top_pixels(relevance: Tensor, *, keep: float | None = None, drop: float | None = None) -> Tensor:
-    """[images, 1, h, w] from relevance [images, channels, h, w]: a pixel counts by the sum over its colours."""
-    return top_share(relevance.sum(1, keepdim=True), keep=keep, drop=drop)
-
-
-def top_channels(scores: Tensor, *, keep: float | None = None, drop: float | None = None) -> Tensor:
-    """[channels] from one score per channel."""
-    return top_share(scores[None], keep=keep, drop=drop)[0]
-
-
-def top_filters(weight: Tensor, *, keep: float | None = None, drop: float | None = None) -> Tensor:
-    """[filters] of a layer's weight [filters, ...], by Euclidean norm."""
-    return top_channels(weight.flatten(1).norm(dim=1), keep=keep, drop=drop)
-
-
 def normalised(maps: Tensor, to: Literal["unit", "signed"] = "unit") -> Tensor:
     """Each map to 0..1 by its smallest and largest value, or to -1..1 by its largest size; constant maps to 0."""
     flat = maps.flatten(1)

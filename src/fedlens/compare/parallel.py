@@ -25,7 +25,7 @@ import torch
 from .. import config
 from ..experiment import Experiment
 from ..simulate.finish import GOES_WRONG, finish, reason
-from ..simulate.recorder import Progress
+from ..simulate.recorder import Nobody, Progress
 from .board import Board, OneRun
 
 
@@ -169,8 +169,8 @@ class _Slot:
 
 
 # ---- in a process of its own: python -m fedlens.compare.parallel ----------------------------------------------------
-class Told:
-    """A watcher that passes everything on as lines of JSON."""
+class Told(Nobody):
+    """A watcher that passes on as lines of JSON what a line of many has room for."""
 
     def __init__(self, out: TextIO):
         self.out = out
@@ -180,9 +180,6 @@ class Told:
 
     def begin(self, experiment, folder, notes, round, rounds):
         self.say("begin", round=round, rounds=rounds)
-
-    def clients(self, answered, asked):
-        pass  # a line of many has no room for it
 
     def round(self, progress):
         self.say("round", **asdict(progress))

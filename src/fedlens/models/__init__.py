@@ -6,7 +6,6 @@ from ..core.errors import BadInput, nearest
 from ..core.network import Dropout
 from .cnn import Cnn, Cnn2, CnnSmall, Mlp
 from .custom import Custom
-from .describe import describe_model
 from .model import Model
 from .pse_net import PseNet
 from .resnet import ResNet8, ResNet18, ResNet20, ResNet32, ResNet34, ResNet50, ResNet56

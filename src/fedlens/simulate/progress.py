@@ -20,7 +20,9 @@ from ..experiment import Experiment
 from .recorder import Progress as RunProgress
 from .recorder import progress_line
 
-T, L, P = TypeVar("T"), TypeVar("L"), TypeVar("P")
+T = TypeVar("T")
+L = TypeVar("L")
+P = TypeVar("P")
 _BARS = "▁▂▃▄▅▆▇█"
 
 

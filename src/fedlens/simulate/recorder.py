@@ -57,10 +57,17 @@ class Progress:
 
 
 class Watcher(Protocol):
-    def begin(self, experiment: Experiment, folder: Path, notes: list[str], round: int, rounds: int) -> None: ...
-    def clients(self, answered: int, asked: int) -> None: ...
-    def round(self, progress: Progress) -> None: ...
-    def note(self, text: str) -> None: ...
+    def begin(self, experiment: Experiment, folder: Path, notes: list[str], round: int, rounds: int) -> None:
+        pass
+
+    def clients(self, answered: int, asked: int) -> None:
+        pass
+
+    def round(self, progress: Progress) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        pass
 
 
 class Nobody(Watcher):

@@ -91,26 +91,15 @@ class Followed:
             )
 
     def _read_settings(self) -> None:
-        self._about = {
-            "name": self.name,
-            "path": str(self.path),
-            "method": "?",
-            "colour": 0,
-            "dash": 0,
-            "began": 0,
-            "rounds": 0,
-        }
+        unread = {"method": "?", "colour": 0, "dash": 0, "began": 0, "rounds": 0}
+        self._about = {"name": self.name, "path": str(self.path), **unread}
         self._settings = settings = settings_of(self.path)
         method = method_of(settings["algorithm"])
         colour, dash = place_of(method)
         self._about |= {
-            "method": method,
-            "colour": colour,
-            "dash": dash,
+            **{"method": method, "colour": colour, "dash": dash},
             **{part: _called(settings[part]) for part in ("data", "partition", "model")},
-            "clients": settings["clients"],
-            "seed": settings["seed"],
-            "rounds": settings["rounds"],
+            **{name: settings[name] for name in ("clients", "seed", "rounds")},
             "began": (self._stamps["config.yaml"] or (0,))[0] // 1_000_000,  # milliseconds
         }
         if not (self.path / "passport.json").exists():

@@ -1,4 +1,4 @@
-"""What a network costs."""
+"""What a network costs, counted by torch."""
 
 from __future__ import annotations
 
