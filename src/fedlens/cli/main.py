@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import Annotated
@@ -68,7 +69,9 @@ app.add_typer(deploy, name="deploy")
 def main() -> None:
     """One clear sentence for everything that can go wrong; the exit code says whose turn it is."""
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # a locale without UTF-8 spells what it can, and shows the rest as \u2013
+        if isinstance(
+            stream, io.TextIOWrapper
+        ):  # a locale without UTF-8 spells what it can, and shows the rest as \u2013
             stream.reconfigure(errors="backslashreplace")
     try:
         code = _guarded()

@@ -63,7 +63,7 @@ class Loader(yaml.SafeLoader):
 
 
 def _refused(why: str, event: Any) -> yaml.YAMLError:
-    return yaml.composer.ComposerError(None, None, why, event.start_mark)
+    return yaml.MarkedYAMLError(None, None, why, event.start_mark)
 
 
 def read_yaml(path: Path) -> Any:
