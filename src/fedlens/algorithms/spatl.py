@@ -26,6 +26,7 @@ from ..selection.pruning import (
     Costs,
     Kept,
     every,
+    gathered,
     masked,
     packed,
     ranked,
@@ -426,11 +427,6 @@ def spaced(part: Shard, count: int) -> Shard:
 
 
 # ---- rows of filters -------------------------------------------------------------------------------------------------
-def gathered(tree: Tree, rows: dict[str, Tensor]) -> Tree:
-    """The rows of weights that have some, all else whole."""
-    return Tree({name: leaf[rows[name]] if name in rows else leaf for name, leaf in tree.items()})
-
-
 def _short(tree: Tree, rows: dict[str, Tensor]) -> Tree:
     """As `gathered`, without values."""
     meta = {name: leaf.to("meta") for name, leaf in tree.items()}

@@ -293,6 +293,11 @@ def row_indices(kept: Kept, layers: Sequence[Layer], device: torch.device | str 
     return found
 
 
+def gathered(tree: Tree, rows: dict[str, Tensor]) -> Tree:
+    """The rows of weights that have some, all else whole."""
+    return Tree({name: leaf[rows[name]] if name in rows else leaf for name, leaf in tree.items()})
+
+
 def scattered(tree: Tree, like: Tree, rows: dict[str, Tensor]) -> Tree:
     """Rows of weights back in their places, with zeros in the rows between."""
     if not rows:
