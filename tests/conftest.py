@@ -18,11 +18,14 @@ pytest.register_assert_rewrite("baselines", "personal", "small", "terms", "textb
 
 # What `start.py test --fast` leaves out of the core and the methods: readings of papers, hostile replies, compositions.
 THOROUGH = (
-    *("test_hostile", "test_wire", "test_spatl", "test_pse", "test_reductions", "test_scaffold_stability"),
-    *("test_personal", "test_public_data", "test_compose", "test_drift"),
+    *("test_hostile", "test_wire", "test_reductions", "test_scaffold_stability", "test_personal", "test_public_data"),
+    *("test_compose", "test_drift", "test_every_method_runs_with_every_uplink"),
+    *("test_fedsls", "test_fedxds", "test_pse", "test_spatl"),
 )
-KEPT = (  # of these, the oracles of the two methods that have no other file
-    *("test_pse_by_hand", "test_aggregation_filter_by_filter", "test_controls_of_server_and_clients"),
+KEPT = (  # the oracles of these last four
+    *("test_fedsls", "test_what_leaves_by_a_slow_loop", "test_a_step_by_hand", "test_pse_by_hand"),
+    *("test_the_server_puts_together_what_clients_gave", "test_aggregation_filter_by_filter"),
+    "test_controls_of_server_and_clients",
     "test_with_everything_selected_it_is_scaffold_with_a_private_head",
 )
 
@@ -30,7 +33,8 @@ KEPT = (  # of these, the oracles of the two methods that have no other file
 def pytest_collection_modifyitems(items):
     """Folders and files that need more than Python have a marker, so that one can leave them out."""
     for item in items:
-        if (item.path.stem in THOROUGH or item.path.stem.endswith("_readings")) and item.originalname not in KEPT:
+        file, name = item.path.stem, item.originalname
+        if (file in THOROUGH or name in THOROUGH or file.endswith("_readings")) and name not in KEPT:
             item.add_marker("thorough")
         for marker in ("docs", "flower"):
             if item.path.parent.name == marker:
