@@ -51,12 +51,17 @@ def lighter(method: str) -> list[str]:
     return [part for part in HEAVY.get(method, ()) if part.startswith("algorithm.")]
 
 
+def fewer(words: list[str]) -> list[str]:
+    """Where a method wants everyone, it has them."""
+    return [word for word in FEW if "cohort=everyone" not in words or not word.startswith("cohort=")]
+
+
 def smaller(words: list[str]) -> list[str]:
     """The words of a fedlens command with less to do."""
     verb, *rest = words
     if verb == "run":
-        chosen = {word.partition("=")[0].partition(".")[0] for word in rest} & {"model", "engine"}
-        few = [word for word in FEW if re.split("[.=]", word)[0] not in chosen]
+        chosen = {re.split("[.=]", word)[0] for word in rest} & {"model", "engine"}
+        few = [word for word in fewer(rest) if re.split("[.=]", word)[0] not in chosen]
         named = [word.split("=", 1)[1] for word in rest if word.startswith("algorithm=")]
         robust = ("clients=8", "cohort=6") if any(word.startswith("defences=") for word in rest) else ()
         return [verb, *rest, *few, *(HEAVY.get(named[0], ()) if named else ()), *robust]
@@ -69,7 +74,7 @@ def smaller(words: list[str]) -> list[str]:
         place = [] if any("=" in word for word in rest) else ["--out", "runs/compare-mnist5k"]
         heavy = [part.replace("algorithm.", f"{name}.") for name in rest for part in lighter(name)]
         # The last one counts.
-        return [verb, *rest, *heavy, *FEW, "evaluate.last=1", "--processes", "1", "--seeds", "1", *place]
+        return [verb, *rest, *heavy, *fewer(rest), "evaluate.last=1", "--processes", "1", "--seeds", "1", *place]
     if verb == "reproduce" and rest and "figure" not in rest[0]:
         return [verb, *rest, "--dry-run"]
     if verb == "explain":
