@@ -293,19 +293,23 @@ def results(name: str, measured: dict[str, Any]) -> str:
                 numbers = [percent(result[kind][method]), percent(result[kind].get("fedavg"))]
                 preset = f" (`{method}`)" if method != name else ""
                 rows.append([f"{where}; {rounds}", f"{kind}{preset}", *numbers, link])
-    mine = {row["method"]: row for row in measured["rows"]}
-    if name in mine:
-        for kind in ("global", "personal"):
-            if mine[name][kind] is not None:
-                numbers = [percent(mine[name][kind]), percent(mine["fedavg"][kind])]
-                rows.append(
-                    [measured["about"], kind, *numbers, "[all methods](../methods.md#all-methods-on-one-split)"]
-                )
+    fedavg = next(row for row in measured["rows"] if row["method"] == "fedavg")
+    for row in (row for row in measured["rows"] if method_of(row) == name):
+        preset = f" (`{row['method']}`)" if row["method"] != name else ""
+        for kind in (kind for kind in ("global", "personal") if row[kind] is not None):
+            numbers = [percent(row[kind]), percent(fedavg[kind])]
+            link = "[all methods](../methods.md#all-methods-on-one-split)"
+            rows.append([measured["about"], f"{kind}{preset}", *numbers, link])
     if not rows:
         line = " ".join(["fedlens compare fedavg", name, *described_with(name), *RUNS.get(name, "").split()])
         return f"Nothing yet. `{line}` measures it on your data."
     head = ["where", "model", "accuracy, %", "FedAvg there, %", "from"]
     return f"{table(head, rows)}\n\nOne seed shows where to begin, no ranking."
+
+
+def method_of(row: dict[str, Any]) -> str:
+    """Without its preset: `fedfed/earlier` is FedFed with the defaults of an earlier version."""
+    return row["method"].partition("/")[0]
 
 
 def percent(value: float | None) -> str:
@@ -337,20 +341,20 @@ def overview(said: dict[str, dict[str, str]], measured: dict[str, Any]) -> str:
     ranked = sorted(measured["rows"], key=lambda row: -max(row["global"] or 0, row["personal"] or 0))
     rows = [
         [
-            f"[{row['method']}](methods/{row['method']}.md)",
+            f"[{row['method']}](methods/{method_of(row)}.md)",
             *(percent(row[key]) for key in ("global", "personal", "worst")),
             f"{row['up'] / 1e6:.1f}",
         ]
         for row in ranked
     ]
-    left = sorted(set(ALGORITHMS) - {row["method"] for row in measured["rows"]})
+    left = sorted(set(ALGORITHMS) - {method_of(row) for row in measured["rows"]})
     parts += [
         "## All methods on one split",
         f"{measured['about']}; every method with its settings of its own at their defaults, but: {measured['but']}",
         table(head, rows),
         "global: one model on the pooled test set, mean of the last five evaluations. personal: every client's "
         "personal model on its own test images after local training (fine-tuned where the method says so). "
-        f"Not measured here: {', '.join(left)}.",
+        f"METHOD/PRESET: measured when that preset was the default. Not measured here: {', '.join(left)}.",
         "A quick look with one seed at an easy data set and a tiny network, and no ranking: the rate, the epochs and "
         "the clients of a round were chosen such that FedAvg learns in ten rounds, which favours it and what is near "
         "it. SCAFFOLD, FedNova, FedAU, SPATL and others want settings of their own. The same at home:",
@@ -380,7 +384,7 @@ def measured_in(folder: Path) -> dict[str, Any]:
         if row["seeds"]
     ]
     again = {row["method"] for row in new}
-    kept["rows"] = [*(row for row in kept["rows"] if row["method"] not in again), *new]
+    kept["rows"] = [*(row for row in kept["rows"] if method_of(row) not in again), *new]
     kept["rows"].sort(key=lambda row: -(row["personal"] or 0))
     return kept
 
