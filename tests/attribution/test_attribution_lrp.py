@@ -9,11 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedlens.attribution import attribute, completeness_error
+from fedlens.attribution import attribute
 from fedlens.attribution.rules import Composite, Epsilon, Flat, Gamma, Linear, fold, z_plus
 from fedlens.core.network import Network
 from fedlens.core.rng import generator, seeded
 from fedlens.core.tree import Tree
+from quality import completeness_error
 from test_attribution import LABELS, Residual, images, residual, stirred
 
 EPSILON = 1e-6

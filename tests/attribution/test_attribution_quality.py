@@ -15,27 +15,21 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedlens.attribution import (
-    agreement,
-    area,
     attribute,
-    completeness_error,
     cosine,
-    deletion,
     draw_grid,
     explain,
-    insertion,
     psnr,
-    randomisation,
     rank_correlation,
     ssim,
 )
 from fedlens.attribution.figures import coloured, overlay
-from fedlens.attribution.quality import blurred, randomised
 from fedlens.core.errors import BadInput
 from fedlens.core.network import Network
 from fedlens.core.rng import generator, seeded
 from fedlens.core.tree import Tree
 from fedlens.models.resnet import ResNet18
+from quality import agreement, area, blurred, completeness_error, deletion, insertion, randomisation, randomised
 from test_attribution import LABELS, images, residual
 
 SOME = settings(deadline=None, max_examples=25)

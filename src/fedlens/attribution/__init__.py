@@ -6,5 +6,4 @@ from .channels import ChannelTaps, channel_gradients, layer_names, layer_salienc
 from .figures import draw_grid, explain
 from .lrp import Lrp
 from .masks import kept, normalised, top_share
-from .quality import agreement, area, completeness_error, deletion, insertion, randomisation
 from .similarity import cosine, psnr, rank_correlation, ssim

@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core.errors import BadInput
-from ..core.network import Network
-from ..core.rng import generator, key
-from ..core.tree import Tree
-from .attribute import Method, attribute
-from .inputs import Score, Target, prepare
-from .masks import normalised
-from .similarity import cosine, rank_correlation, ssim
+from fedlens.attribution.attribute import Method, attribute
+from fedlens.attribution.inputs import Score, Target, prepare
+from fedlens.attribution.masks import normalised
+from fedlens.attribution.similarity import cosine, rank_correlation, ssim
+from fedlens.core.errors import BadInput
+from fedlens.core.network import Network
+from fedlens.core.rng import generator, key
+from fedlens.core.tree import Tree
 
 
 def deletion(net: Network, weights: Tree, x: Tensor, maps: Tensor, y: Tensor | int | None = None, **how: Any) -> Tensor:
