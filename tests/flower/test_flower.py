@@ -11,7 +11,6 @@ import socket
 import ssl
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from dataclasses import replace
@@ -29,10 +28,10 @@ from fedlens.core.errors import BadInput, RunFailed
 from fedlens.core.memories import Memories
 from fedlens.core.run import run as run_rounds
 from fedlens.core.tree import Tree
+from fedlens.core.wire import encode
 from fedlens.data.prepare import Prepare
 from fedlens.engines.sequential import Sequential
-from fedlens.flower import launch
-from fedlens.flower import resident as warm
+from fedlens.flower import guard, launch
 from fedlens.flower.client import Trainer
 from fedlens.flower.contract import contract, experiment_of, job_of, order_of
 from fedlens.flower.messages import Leaf, Payload, from_bytes, from_records, leaves_of, to_bytes, to_records, tree_of
@@ -130,7 +129,12 @@ class Grid:
                 return name
         arrived = Message(content, node, message.metadata.message_type)
         arrived.metadata.__dict__["_message_id"] = name
-        reply = client_app.app(arrived, self.contexts[node])
+        context = self.contexts[node]
+        if "node" in context.node_config:  # a node with an owner, whose guard answers
+            owned = Trainer(Node.read(Path(str(context.node_config["node"]))), say=lambda text: None)
+            reply = guard.replied(arrived, owned.answer)
+        else:
+            reply = client_app.app(arrived, context)
         reply.content = recorddict_from_proto(recorddict_to_proto(reply.content))
         self.replies[name] = reply
         return name
@@ -147,12 +151,16 @@ def simulated(out: Path, settings: list[str]):
     return simulate.run(config.read(None, [*settings, "engine=sequential", f"out={out}"]))
 
 
-def gather_memories(real: Path, storage: Path) -> None:
-    """What nodes keep, where a simulated run keeps it, so that the two can be compared."""
-    run = json.loads((real / "federation.json").read_text())["run"]
-    (real / "clients").mkdir(exist_ok=True)
-    for path in storage.glob(f"**/{run}/clients/*"):
-        (real / "clients" / path.name).write_bytes(path.read_bytes())
+def unlike(simulated: Path, real: Path, storage: Path) -> list[str]:
+    """How a deployed run differs from a simulated one, with what nodes keep in the place of the run's own memories."""
+    found = [each for each in differences(simulated, real) if not each.startswith("memory of client")]
+    run, folder = json.loads((real / "federation.json").read_text())["run"], RunFolder.open(simulated)
+    last = max(folder.rounds())
+    kept = [Memories(place, round=last) for place in storage.glob(f"**/{run}/clients")]
+    for client, memory in folder.client_memories(last).items():
+        mine = next((store.get(client) for store in kept if client in [*store]), None)
+        found += [] if mine is not None and encode(memory) == encode(mine) else [f"memory of client {client}"]
+    return found
 
 
 def same(tree: Tree, other: Tree) -> bool:
@@ -273,14 +281,13 @@ def test_same_bits_as_sequential(method, tmp_path):
     settings = words(tmp_path, method)
     expected = simulated(tmp_path / "simulated", settings)
     result = deployed(tmp_path / "real", settings, Grid(nodes(tmp_path)))
-    gather_memories(tmp_path / "real", tmp_path)
-    assert list(differences(tmp_path / "simulated", tmp_path / "real")) == []
+    assert unlike(tmp_path / "simulated", tmp_path / "real", tmp_path) == []
     assert replace(result, seconds=0, run="", engine="") == replace(expected, seconds=0, run="", engine="")
     assert result.engine == RunFolder.open(tmp_path / "real").passport()["engine"] == "flower"
 
 
 class Direct:
-    """The engine's part without Flower: payloads go as bytes, as to a warm process, to a trainer for each client."""
+    """The engine's part without Flower: payloads go as bytes, as over a socket, to a trainer for each client."""
 
     def __init__(self, experiment, images, trainers):
         self.population, self.trainers, self.kept = experiment.clients, trainers, {}
@@ -459,8 +466,7 @@ def test_a_killed_server_goes_on_in_the_middle_of_a_round(dies_at, tmp_path):
         deployed(tmp_path / "real", settings, first)
     second = Grid(nodes(tmp_path))
     deployed(tmp_path / "real", settings, second)
-    gather_memories(tmp_path / "real", tmp_path)
-    assert list(differences(tmp_path / "simulated", tmp_path / "real")) == []
+    assert unlike(tmp_path / "simulated", tmp_path / "real", tmp_path) == []
     asked = {(node, payload.notes["order"]["round"]) for node, payload in first.tasks} & {
         (node, payload.notes["order"]["round"]) for node, payload in second.tasks
     }
@@ -602,30 +608,7 @@ def test_node_files(tmp_path):
     assert answer.notes["refused"] == "its images have another shape"
 
 
-# ---- a warm process --------------------------------------------------------------------------------------------------
-def test_a_warm_process_answers_as_a_cold_one(tmp_path):
-    experiment = config.read(None, words(tmp_path, "fedavg"))
-    images = experiment.data.load()
-    hello = Payload({"ask": "hello", "contract": contract(experiment, images, "run")}, {})
-    place = str(tmp_path / "warm")[-90:]
-    assert warm.ask(place, hello) is None
-    serving = threading.Thread(target=warm.serve, args=(place, node_file(tmp_path, 1)), daemon=True)
-    serving.start()
-    answer = None
-    for _ in range(100):
-        if (answer := warm.ask(place, hello)) is not None:
-            break
-        time.sleep(0.05)
-    assert answer == Trainer(Node.read(node_file(tmp_path, 1))).answer(hello)[0]
-
-
-def test_passing_payloads_on_needs_no_torch():
-    heavy = "fedlens.flower.client_app" if has_flower else "fedlens.flower.resident"
-    code = f"import sys, {heavy}; sys.exit(any(name in sys.modules for name in ('torch', 'pydantic', 'pyarrow')))"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-
-
-# ---- certificates and command lines ----------------------------------------------------------------------------------
+# ---- certificates and folders ---------------------------------------------------------------------------------------
 def handshake(server: Path, ca: Path, name: str) -> None:
     """TLS between two ends in memory, by Python's own library; raises where the certificate is not accepted."""
     there = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -735,7 +718,7 @@ def test_strangers_are_refused(federation, tmp_path):
     node_key(stranger / "key", tmp_path / "key.pub")
     shutil.copy(Authority(tmp_path / "another").certificate_file, deceived / "ca.crt")
     for place, sentence in ((stranger, "Failed to activate SuperNode"), (deceived, "CERTIFICATE_VERIFY_FAILED")):
-        launch.start_node(place, warm=False)
+        launch.start_node(place)
         wait_for(lambda place=place: launch.running(place, "supernode") is None, 60)
         assert sentence in (place / "supernode.log").read_text()
 
@@ -755,19 +738,20 @@ def test_a_node_that_was_killed_is_started_until_flower_has_forgotten_it(tmp_pat
     """Flower refuses a key whose node it believes to be alive; a node that was stopped is not believed to be."""
     (tmp_path / "stubborn.py").write_text(STUBBORN)
     line = [sys.executable, "stubborn.py", "2"]
-    monkeypatch.setattr(launch, "supernode", lambda place, warm="": line)
+    monkeypatch.setattr(launch, "supernode", lambda place: line)
+    monkeypatch.setattr(launch, "guard", lambda place: [sys.executable, "-c", "import time; time.sleep(60)"])
     monkeypatch.setattr(launch.time, "sleep", lambda seconds, sleep=time.sleep: sleep(min(seconds, 0.05)))
-    launch.start_node(tmp_path, warm=False)
+    launch.start_node(tmp_path)
     wait_for(lambda: launch.running(tmp_path, "supernode") is None)
     assert (tmp_path / "tries").read_text() == "."  # the first time nobody is believed to be alive: no second try
-    launch.start_node(tmp_path, warm=False)
+    launch.start_node(tmp_path)
     assert (tmp_path / "tries").read_text() == "..." and launch.running(tmp_path, "supernode")
     assert launch.stop(tmp_path) and not (tmp_path / "supernode.pid").exists()
     line[2] = "9"
     (tmp_path / "supernode.pid").write_text('{"pid": 1, "command": "none"}')
     monkeypatch.setattr(launch, "_MISSED", 0.0)
     with pytest.raises(RunFailed, match="does not take this node again"):
-        launch.start_node(tmp_path, warm=False)
+        launch.start_node(tmp_path)
 
 
 @needs_flower
@@ -775,12 +759,11 @@ def test_a_node_that_was_killed_is_started_until_flower_has_forgotten_it(tmp_pat
 def test_real_processes_survive_kill_9(federation, tmp_path):
     """Four minutes: same bits over TLS; a node is killed in a round and comes back; then the SuperLink is killed."""
     for client in range(3):
-        launch.start_node(federation / "nodes" / str(client), warm=client != 2)
+        launch.start_node(federation / "nodes" / str(client))
     settings = [*words(tmp_path, "scaffold"), "cohort=3"]
     simulated(tmp_path / "simulated", settings)
     assert submit(federation, settings, tmp_path / "real").wait(300) == 0
-    gather_memories(tmp_path / "real", federation / "nodes")
-    assert list(differences(tmp_path / "simulated", tmp_path / "real")) == []
+    assert unlike(tmp_path / "simulated", tmp_path / "real", federation / "nodes") == []
 
     def rounds(run: Path) -> int:
         return len(RunFolder(run).rounds()) and RunFolder(run).rounds()[-1]
@@ -789,7 +772,7 @@ def test_real_processes_survive_kill_9(federation, tmp_path):
     victim, out = federation / "nodes" / "1", tmp_path / "killed"
     running = submit(federation, longer, out, patience=45.0)
     wait_for(lambda: rounds(out) >= 1)
-    for name in ("supernode", "warm"):
+    for name in ("supernode", "guard"):
         os.kill(launch.running(victim, name) or 0, signal.SIGKILL)
     wait_for(lambda: rounds(out) >= 2)
     assert "goes on without" in (out / "log.txt").read_text() or "is lost" in (out / "log.txt").read_text()

@@ -16,7 +16,6 @@ from fedlens.core.tree import Tree
 from fedlens.engines.sequential import Sequential
 from fedlens.privacy.statement import SEEDED
 from fedlens.report.page import gather
-from fedlens.runs.diff import differences
 from fedlens.runs.folder import RunFolder
 
 if importlib.util.find_spec("flwr") is None:
@@ -64,8 +63,7 @@ def test_same_bits_as_sequential(more, tmp_path):
     settings = flower.words(tmp_path, "scaffold", *more)
     flower.simulated(tmp_path / "simulated", settings)
     flower.deployed(tmp_path / "real", settings, flower.Grid(flower.nodes(tmp_path)))
-    flower.gather_memories(tmp_path / "real", tmp_path)
-    assert list(differences(tmp_path / "simulated", tmp_path / "real")) == []
+    assert flower.unlike(tmp_path / "simulated", tmp_path / "real", tmp_path) == []
 
 
 def by_hand(settings: list[str], silent: set[tuple[int, int]], policy: RoundPolicy) -> Tree:

@@ -83,10 +83,9 @@ def node(
     place: Annotated[Path, typer.Argument(help="The node's folder, DIR/nodes/N or a copy of it.")],
     start: Start = False,
     stay: Stay = False,
-    warm: Annotated[bool, typer.Option(help="Keep a process with torch, data and network ready.")] = True,
     show: Annotated[bool, typer.Option("--show", help="Say what this node would run and let out.")] = False,
 ) -> None:
-    """Print the line that starts a SuperNode; or start it, with a warm process beside it."""
+    """Print the lines that start a SuperNode and its guard; or start them."""
     from ..flower import launch
 
     if show:
@@ -95,14 +94,15 @@ def node(
         print("\n".join(owner.shown(_node(place))))
         return
     if start:
-        launch.start_node(place, warm=warm)
+        launch.start_node(place)
         print(f"{place} runs", flush=True)
         if stay:
             launch.attend(place, "supernode")
         return
     for name, value in {**launch.ENVIRONMENT, "FLWR_HOME": str((place / "flower").resolve())}.items():
         print(f"export {name}={shlex.quote(value)}")
-    print(shlex.join(launch.supernode(place)))
+    for line in (launch.supernode(place), launch.guard(place)):
+        print(shlex.join(line))
 
 
 @deploy.command()

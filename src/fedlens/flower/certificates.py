@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import ipaddress
+import os
+import secrets
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -84,6 +86,12 @@ def node_key(private: Path, public: Path) -> None:
     public.write_bytes(key.public_key().public_bytes(serialization.Encoding.OpenSSH, kind) + b"\n")
 
 
+def executor_secret(path: Path) -> None:
+    """What a SuperNode asks of the process that takes its tasks: nobody else on the machine may answer for it."""
+    if not path.exists():
+        _write_secret(path, secrets.token_hex(32).encode())
+
+
 def _new_key() -> ec.EllipticCurvePrivateKey:
     return ec.generate_private_key(ec.SECP384R1())
 
@@ -107,5 +115,5 @@ def _write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
 def _write_secret(path: Path, data: bytes) -> None:
     """Never readable by others, not even for a moment."""
     path.unlink(missing_ok=True)
-    path.touch(mode=0o600)
-    path.write_bytes(data)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(data)

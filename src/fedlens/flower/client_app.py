@@ -1,7 +1,4 @@
-"""The ClientApp: opens Flower's message, has it answered, and puts the answer into Flower's reply.
-
-Imports nothing heavy: Flower starts a new Python for every task, and where a warm process answers that is all it costs.
-"""
+"""The ClientApp of a simulation without owners. A node that has one runs the guard, and never this."""
 
 # pyright: reportMissingImports=false
 
@@ -11,21 +8,15 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from .messages import Payload, from_records, to_records
-from .resident import ask
 
 app = ClientApp()
 
 
 def _answer(message: Message, context: Context) -> Message:
-    payload = from_records(message.content)
-    socket = str(context.node_config.get("warm", ""))
-    reply = ask(socket, payload) if socket else None
-    if reply is None:
-        reply = _answer_here(payload, context)
-    return Message(to_records(reply), reply_to=message)
+    return Message(to_records(_reply(from_records(message.content), context)), reply_to=message)
 
 
-def _answer_here(payload: Payload, context: Context) -> Payload:
+def _reply(payload: Payload, context: Context) -> Payload:
     from ..core.errors import BadInput
     from .client import Trainer
     from .node import Node
@@ -36,8 +27,7 @@ def _answer_here(payload: Payload, context: Context) -> Payload:
         return Payload({"refused": str(error)}, {})
     kept = from_records(context.state).trees if "notes" in context.state else {}
     reply, keep = Trainer(node).answer(payload, kept)
-    if not node.storage:
-        context.state = to_records(Payload({}, keep))
+    context.state = to_records(Payload({}, keep))
     return reply
 
 

@@ -15,7 +15,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,6 +34,7 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
 }
 _MISSED = 90.0  # seconds; Flower takes a node that was killed for alive until two heartbeats, a minute, are missing
+_INNER = 1000  # from the door's port to that of Flower on loopback; below it where ports end
 _CONNECTION = "fedlens"  # what the SuperLink is called in Flower's config.toml
 
 
@@ -44,7 +44,8 @@ class Link:
 
     host: str  # under which nodes reach it
     port: int
-    listen: str  # the address that it listens at
+    listen: str  # the address that the door listens at
+    inner: int = 0  # Flower's own port, on loopback alone
 
     @classmethod
     def of(cls, folder: Path) -> Link:
@@ -55,7 +56,13 @@ class Link:
 
     @property
     def address(self) -> str:
+        """Where nodes reach the door."""
         return f"{self.host}:{self.port}"
+
+    @property
+    def inside(self) -> str:
+        """Where the operator reaches Flower itself, on the server's own machine."""
+        return f"127.0.0.1:{self.inner or self.port + _INNER}"
 
 
 def require_flower() -> None:
@@ -84,7 +91,8 @@ def init(folder: Path, words: Sequence[str], host: str, port: int, listen: str =
         (app / "federation" / f"{side}.py").write_text(
             f"from fedlens.flower import {side}\n\napp = {side}.app\n", "utf-8"
         )
-    link = json.dumps({"host": host, "port": port, "listen": listen or host}) + "\n"
+    inner = port + _INNER if port + _INNER < 1 << 16 else port - _INNER
+    link = json.dumps({"host": host, "port": port, "listen": listen or host, "inner": inner}) + "\n"
     (folder / "server" / "link.json").write_text(link, "utf-8")
     for client in range(experiment.clients):
         place = folder / "nodes" / str(client)
@@ -131,7 +139,7 @@ def server_environment(folder: Path) -> dict[str, str]:
     home = (folder / "server" / "flower").resolve()
     home.mkdir(exist_ok=True)
     ca = json.dumps(str((folder / "server" / "ca.crt").resolve()))
-    address = json.dumps(Link.of(folder / "server").address)
+    address = json.dumps(Link.of(folder / "server").inside)
     text = f'[superlink]\ndefault = "{_CONNECTION}"\n\n[superlink.{_CONNECTION}]\n'
     (home / "config.toml").write_text(f"{text}address = {address}\nroot-certificates = {ca}\n", "utf-8")
     return {**ENVIRONMENT, "FLWR_HOME": str(home)}
@@ -141,11 +149,12 @@ def superlink(folder: Path, *, in_memory: bool = False) -> list[str]:
     """With its state on disk nodes find it again when it was killed; in memory large models move faster."""
     place, link = (folder / "server").resolve(), Link.of(folder / "server")
     _require(place, "tls.crt")
+    host, port = link.inside.split(":")
     return [
-        "flower-superlink",
+        *(sys.executable, "-P", "-m", "fedlens.flower.door", link.listen, str(link.port), str(place / "keys")),
         *_tls(place),
         *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
-        *("--host", link.listen, "--port", str(link.port)),
+        *("--host", host, "--port", port),
         *(() if in_memory else ("--database", str(place / "flower" / "state.db"))),
     ]
 
@@ -163,18 +172,29 @@ def listing() -> list[str]:
     return ["flwr", "list", _CONNECTION, "--format", "json"]
 
 
-def supernode(place: Path, warm: str = "") -> list[str]:
+def supernode(place: Path) -> list[str]:
+    """It has the network and starts nothing: the guard beside it has the data, and answers."""
+    from .certificates import executor_secret
+    from .guard import SECRET
+
     place, link = place.resolve(), Link.of(place)
     _require(place, "tls.crt")
-    config = f'node="{place / "node.yaml"}"' + (f' warm="{warm}"' if warm else "")
+    executor_secret(place / SECRET)
     return [
         "flower-supernode",
         *("--superlink", link.address, "--root-certificates", str(place / "ca.crt")),
         *("--auth-supernode-private-key", str(place / "key")),
         *_tls(place),
-        *("--port", str(runtime_port(place, link))),
-        *("--node-config", config),
+        *("--isolation", "process", "--superexec-auth-secret-file", str(place / SECRET)),
+        *("--host", "127.0.0.1", "--port", str(runtime_port(place, link))),
     ]
+
+
+def guard(place: Path) -> list[str]:
+    """The process that answers: the installed fedlens, and nothing that a server ships."""
+    place = place.resolve()
+    address = f"127.0.0.1:{runtime_port(place, Link.of(place))}"
+    return [sys.executable, "-P", "-m", "fedlens.flower.guard", str(place), address]
 
 
 def runtime_port(place: Path, link: Link) -> int:
@@ -200,8 +220,9 @@ def start_server(folder: Path, *, in_memory: bool = False) -> None:
     environment = server_environment(folder)
     command = superlink(folder, in_memory=in_memory)
     started = start(folder / "server", "superlink", command, environment)
+    log = folder / "server" / "superlink.log"
     for line in registrations(folder):
-        _insist(line, environment, lambda: is_running(started, command[0]), folder / "server" / "superlink.log")
+        _insist(line, environment, lambda: is_running(started, "fedlens.flower.door"), log)
 
 
 def _insist(line: list[str], environment: dict[str, str], is_alive: Callable[[], bool], log: Path) -> None:
@@ -218,27 +239,23 @@ def _insist(line: list[str], environment: dict[str, str], is_alive: Callable[[],
     raise RunFailed(f"the SuperLink does not answer: {said[-300:]}")
 
 
-def start_node(place: Path, *, warm: bool = True) -> None:
-    """The SuperNode in the background, and beside it the process that stays warm for its tasks."""
+def start_node(place: Path) -> None:
+    """The SuperNode in the background, and beside it the guard that answers its tasks."""
     was_killed = (place / "supernode.pid").exists() and running(place, "supernode") is None  # `stop` leaves no number
     command = supernode(place)
     environment = {**ENVIRONMENT, "FLWR_HOME": str((place / "flower").resolve())}
-    if warm:
-        # A socket's path may have a hundred characters at most, so that it cannot lie in any folder.
-        socket = str(Path(tempfile.mkdtemp(prefix="fedlens-")) / "warm")
-        worker = [sys.executable, "-m", "fedlens.flower.resident", socket, str((place / "node.yaml").resolve())]
-        start(place, "warm", worker, environment)
-        command = supernode(place, socket)
     until, log = time.monotonic() + _MISSED, place / "supernode.log"
     while True:
         before = log.stat().st_size if log.exists() else 0
         start(place, "supernode", command, environment)
         if not was_killed or _is_taken(place, log, before):
-            return
+            break
         if time.monotonic() > until or b"Failed to activate" not in log.read_bytes()[before:]:
             stop(place)
             raise RunFailed(f"the SuperLink does not take this node again; {log} says why")
         time.sleep(2)
+    if running(place, "guard") is None:
+        start(place, "guard", guard(place), environment)
 
 
 def _is_taken(place: Path, log: Path, before: int) -> bool:
@@ -261,7 +278,8 @@ def start(place: Path, name: str, command: Sequence[str], environment: dict[str,
             command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment_of(environment), cwd=place,
             start_new_session=True,
         )  # fmt: skip
-    (place / f"{name}.pid").write_text(json.dumps({"pid": process.pid, "command": Path(command[0]).name}), "utf-8")
+    named = next((word for word in command if word.startswith("fedlens.")), Path(command[0]).name)
+    (place / f"{name}.pid").write_text(json.dumps({"pid": process.pid, "command": named}), "utf-8")
     return process.pid
 
 
@@ -305,7 +323,7 @@ def stop(folder: Path) -> list[str]:
     """Nodes first, then the SuperLink; what was ended."""
     ended = []
     places = [folder, *node_folders(folder), folder / "server"]  # DIR may be a node's own folder
-    for place, name in ((p, n) for p in places for n in ("supernode", "warm", "superlink")):
+    for place, name in ((p, n) for p in places for n in ("supernode", "guard", "superlink")):
         if (pid := running(place, name)) is None:
             continue
         os.kill(pid, signal.SIGTERM)
@@ -328,7 +346,7 @@ def status(folder: Path) -> dict[str, Any]:
     rows = [
         {"where": place.name, "process": name, "pid": running(place, name)}
         for place in (folder / "server", *node_folders(folder))
-        for name in (("superlink",) if place.name == "server" else ("supernode", "warm"))
+        for name in (("superlink",) if place.name == "server" else ("supernode", "guard"))
     ]
     runs = flower_runs(server_environment(folder))
     out = _out(folder)

@@ -125,7 +125,7 @@ def is_large(leaf: Leaf) -> bool:
     return len(leaf.data) >= _SMALL
 
 
-# ---- bytes, for the socket of a warm process -------------------------------------------------------------------------
+# ---- bytes, as they are stored ---------------------------------------------------------------------------------------
 def to_bytes(payload: Payload) -> bytes:
     trees = {
         name: {path: (leaf.dtype, leaf.shape, len(leaf.data)) for path, leaf in leaves.items()}

@@ -158,11 +158,9 @@ class Node:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Node:
-        """From a SuperNode's --node-config: node="FILE.yaml", or partition-id=N for a simulation."""
-        if "node" in settings:
-            return cls.read(Path(str(settings["node"])))
+        """From a SuperNode's --node-config partition-id=N, for a simulation; a node with an owner runs the guard."""
         if "partition-id" not in settings:
-            raise BadInput("a SuperNode needs --node-config 'node=\"FILE.yaml\"', or partition-id=N for a simulation")
+            raise BadInput("this app is for simulations (--node-config partition-id=N); others: fedlens deploy node")
         # A simulation has no owner who could mind.
         return cls(client=int(settings["partition-id"]), policy=Policy(raw_derived=True, contracts="any"))
 
