@@ -38,6 +38,7 @@ def serve(place: Path, address: str) -> None:
 
     trainer = Trainer(Node.read(place / "node.yaml"), say=lambda text: print(text, file=sys.stderr, flush=True))
     secret = load_superexec_auth_secret(secret_file=str(place / SECRET))
+    assert secret is not None  # its file is there
     signed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={_ACQUIRE})
     door = _client(place, address, signed)
     while True:
