@@ -27,7 +27,7 @@ from typing import Any
 import yaml
 
 from fedlens import config
-from fedlens.algorithms import ALGORITHMS
+from fedlens.algorithms import ALGORITHMS, FAMILIES
 from fedlens.core.dry_run import PUBLIC
 from fedlens.recommend.rank import known
 from fedlens.simulate.describe import describe, described_with, preset_table, usual_model
@@ -83,14 +83,14 @@ def cards() -> dict[Path, str]:
     if wrong := set(said) ^ set(ALGORITHMS):
         raise SystemExit(f"methods.yaml and the registry disagree about {', '.join(sorted(wrong))}")
     for name, entry in said.items():
-        if lacking := {"family", "equation", "use"} - entry.keys():
+        if lacking := {"equation", "use"} - entry.keys():
             raise SystemExit(f"methods.yaml: {name} lacks {', '.join(sorted(lacking))}")
     measured = json.loads((DOCS / "measured.json").read_text("utf-8"))
     made = {DOCS / "methods" / f"{name}.md": card(name, said[name], measured) for name in ALGORITHMS}
     privacy = (DOCS / "privacy.md").read_text("utf-8")
     before, after = privacy.partition(BEGIN)[0], privacy.partition(END)[2]
     leaving = f"{before}{BEGIN}\n\n{what_leaves()}\n\n{END}{after}"
-    return {**made, DOCS / "methods.md": overview(said, measured), DOCS / "privacy.md": leaving}
+    return {**made, DOCS / "methods.md": overview(measured), DOCS / "privacy.md": leaving}
 
 
 # ---- one card --------------------------------------------------------------------------------------------------------
@@ -317,10 +317,7 @@ def percent(value: float | None) -> str:
 
 
 # ---- all of them -----------------------------------------------------------------------------------------------------
-def overview(said: dict[str, dict[str, str]], measured: dict[str, Any]) -> str:
-    families: dict[str, list[str]] = {}
-    for name, one in said.items():
-        families.setdefault(one["family"], []).append(name)
+def overview(measured: dict[str, Any]) -> str:
     parts = [
         "# Methods",
         MADE,
@@ -331,7 +328,7 @@ def overview(said: dict[str, dict[str, str]], measured: dict[str, Any]) -> str:
         "FedFed) over PSE, FedAux or each other, and two that each decide how much a client counts. "
         "[Which one?](choose.md)",
     ]
-    for family, names in families.items():
+    for family, names in FAMILIES.items():
         rows = [
             [f"[{ALGORITHMS[name].__name__}](methods/{name}.md)", f"`{name}`", paragraphs(ALGORITHMS[name])[0]]
             for name in names

@@ -1,4 +1,7 @@
-"""One file per paper. Adding one is a file here, its import and its name below."""
+"""One file per paper. Adding one is a file here, its import, its name below and a place in families.json."""
+
+import json
+from pathlib import Path
 
 from ..core.algorithm import Recipe
 from .apfl import APFL as APFL
@@ -105,6 +108,9 @@ ALGORITHMS = {
     "spatl": SPATL,
 }
 
+# family -> method -> the models that it is about: global, personal or both. A file, so that help need not import torch.
+FAMILIES: dict[str, dict[str, str]] = json.loads(Path(__file__).with_name("families.json").read_text("utf-8"))
+
 FORMERLY = {"spatl_official": "spatl/official"}  # names that earlier versions had for them
 
 
@@ -113,3 +119,9 @@ def name_of(recipe: Recipe) -> str:
     kind = type(recipe)
     known = (name for name, part in ALGORITHMS.items() if part is kind)
     return next(known, f"{kind.__module__}:{kind.__qualname__}")
+
+
+def family_of(method: str) -> str:
+    """Of a method by its name, with or without fine-tuning and presets; nothing where it is a user's own."""
+    plain = method.partition("+")[0].partition("/")[0]
+    return next((family for family, names in FAMILIES.items() if plain in names), "")

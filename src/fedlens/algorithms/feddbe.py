@@ -16,7 +16,7 @@ class FedDBE(Algorithm):
     """Zhang et al., 2023: a private offset takes up a client's mean feature, and features are held at a common centre.
 
     Before the first round everyone trains once as in FedAvg, keeps nothing of it, and sends the running mean of its
-    features; the mean of these is the centre, for good. The global model has no offset, a client's own has it as bias.
+    features. The mean of these is the centre, for good. The global model has no offset; a personal one has it as bias.
 
     down: centre, model; up: delta, mean, weight; memory: offset
     """

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 import typer.core
 
-from . import analyse, papers, run
+from . import analyse, methods, papers, run
 from .data import data
 from .deploy import deploy
 from .errors import Explained, explain_error, notes
@@ -48,9 +48,10 @@ def about(version: Version = False) -> None:
     pass
 
 
-app.command(context_settings=_ANY_WORD)(run.run)
+app.command(context_settings=_ANY_WORD, epilog=methods.help_text())(run.run)
 app.command()(run.resume)
 app.command()(run.describe)
+app.command("list")(methods.list_known)
 app.command()(analyse.diff)
 app.command(context_settings=_ANY_WORD)(analyse.explain)
 app.command()(analyse.clients)

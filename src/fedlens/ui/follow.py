@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..algorithms import family_of
 from ..core.errors import BadInput
 from ..core.files import finite, open_regular, read_json
 from ..plots.style import place_of
@@ -97,7 +98,7 @@ class Followed:
         method = method_of(settings["algorithm"])
         colour, dash = place_of(method)
         self._about |= {
-            **{"method": method, "colour": colour, "dash": dash},
+            **{"method": method, "family": family_of(method), "colour": colour, "dash": dash},
             **{part: _called(settings[part]) for part in ("data", "partition", "model")},
             **{name: settings[name] for name in ("clients", "seed", "rounds")},
             "began": (self._stamps["config.yaml"] or (0,))[0] // 1_000_000,  # milliseconds
