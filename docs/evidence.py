@@ -44,13 +44,14 @@ def built(published: Mapping[str, Any], cells: Sequence[Mapping[str, Any]], befo
     return {"format": 1, "usual": published["usual"], "results": [*published["results"], *new]}
 
 
-def method(row: str, words: Iterable[str]) -> str | None:
+def method(row: str, words: Sequence[str]) -> str | None:
     """What `fedlens recommend` calls a row; nothing where the row is a method with settings that have no name."""
     said = dict(config.setting(word) for word in words)
     name, own = said["algorithm"], [key for key in said if key.startswith("algorithm.")]
     if "weighting" in said:
         return "uniform" if (name, own) == ("fedavg", []) and said["weighting"] == "uniform" else None
-    return name if not own or row.partition("+")[0] in ALGORITHMS else None
+    is_plain = config.read(None, words).algorithm == config.read(None, [f"algorithm={name}"]).algorithm
+    return name if is_plain or row.partition("+")[0] in ALGORITHMS else None
 
 
 def setting_of(table: str, experiment: Experiment) -> Setting:

@@ -42,6 +42,7 @@ def test_cells_become_results_by_setting_and_seeds(evidence):
         cell("fedrep", "algorithm=fedrep", "algorithm.private=classifier", after=0.9),
         cell("fedrep", "algorithm=fedrep", "algorithm.private=classifier", seed=1, after=0.7),
         cell("v2", *pse, after=0.99),  # a setting without a name
+        cell("fedx_lrp", "algorithm=fedxds/paper", "algorithm.attribution=lrp", last=0.3),  # which it has anyway
         cell("fedavg+ft", "algorithm=fedavg+ft", last=0.5, after=0.6, **{"fine-tuned": 0.65}),
         cell("alone", *avg, "rounds=9", last=0.1),  # nothing beside it
     ]
@@ -49,7 +50,10 @@ def test_cells_become_results_by_setting_and_seeds(evidence):
     skew, _ = described(config.read(None, WORDS))
     head = {"source": "results/pse.md", "data": "mnist5k", "clients": 5, "partition": "dirichlet, alpha 0.3"}
     head |= {"model": "cnn2", "rounds": 7, "skew": {key: round(value, 4) for key, value in skew.items()}}
-    one = {"fedavg": 0.5, "uniform": 0.4, "fedavg+ft": 0.5}, {"fedavg": 0.6, "fedrep": 0.9, "fedavg+ft": 0.65}
+    one = (
+        {"fedavg": 0.5, "uniform": 0.4, "fedxds/paper": 0.3, "fedavg+ft": 0.5},
+        {"fedavg": 0.6, "fedrep": 0.9, "fedavg+ft": 0.65},
+    )
     two = {"fedavg": 0.6}, {"fedavg": 0.7, "fedrep": 0.8}
     assert found == [
         {**head, "seeds": seeds, "global": each, "personal": personal}
