@@ -191,7 +191,7 @@ The one file to read before writing a method: [core/algorithm.py](../src/fedlens
 
 1. `flower/server_app.py` starts the same session with `flower/engine.py` as its engine.
 2. The engine sends the contract (`flower/contract.py`) and the download (`flower/messages.py`).
-3. The door (`flower/door.py`) lets signed calls of known keys in. At the node the guard (`flower/guard.py`) takes the message.
+3. The door (`flower/door.py`) lets in signed calls of known keys. At the node the guard (`flower/guard.py`) takes them.
 4. `flower/node.py` checks the contract against the owner's policy and refuses what the owner did not allow.
 5. `flower/client.py` runs the same client hooks as the simulator, with the node's own data and memory.
 6. The upload passes the uplink transforms, is encoded by `core/wire.py`, and travels back.
