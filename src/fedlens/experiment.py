@@ -28,6 +28,7 @@ from .core.rng import key, seeded
 from .core.run import Turn, timetable
 from .core.transform import Transform
 from .data import DATASETS, PARTITIONS, DataSource, Images, Partition, Prepare, Split, federate
+from .data.images import alike
 from .data.partition.base import parted_users
 from .devices.profiles import Devices
 from .models import MODELS, Model
@@ -209,7 +210,7 @@ class Experiment:
         """Who owns which images; the same for every method, engine and model."""
         dtype = torch.float64 if self.execution.precision == "fp64" else torch.float32
         federation, split = federate(images, self.partition, self.clients, self.seed, augment=self.augment, dtype=dtype)
-        found = (*(() if self.data.known else (images.summary,)), *parted_users(images, split))
+        found = (*(() if self.data.known else (images.summary, *alike(images.classes))), *parted_users(images, split))
         if self.auxiliary is not None and not self.needs_public_data:
             found += (f"auxiliary is not used: {name_of(self.algorithm)} needs no public data",)
         found += self._start_notes([len(mine) for mine in federation.train.values()])

@@ -517,3 +517,12 @@ def test_a_copy_from_before_sizes_were_kept_is_still_read(tmp_path):
     before = header.stat().st_mtime_ns
     assert Folder("set").load().summary == "10 images, 2 classes (cat, dog), 32 x 32"
     assert header.stat().st_mtime_ns == before
+
+
+def test_classes_that_differ_in_case_alone_are_named():
+    from fedlens.data.images import alike
+
+    assert alike(["cat", "dog"]) == ()
+    assert alike(["Big cat", "bigcat", "dog"]) == (
+        "classes 'Big cat' and 'bigcat' differ in case or spaces alone: rename one if they are the same",
+    )

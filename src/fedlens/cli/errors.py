@@ -72,7 +72,9 @@ def _usage(error: Any) -> int:
 
 
 def complain(sentence: str, code: int) -> int:
-    print(f"fedlens: {sentence}", file=sys.stderr)
+    """On one line, whatever signs a name in it has."""
+    line = "".join(sign if sign.isprintable() else "?" for sign in " ".join(sentence.split()))
+    print(f"fedlens: {line}", file=sys.stderr)
     return code
 
 

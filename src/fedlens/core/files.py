@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-MOST = 1 << 30  # bytes of a file that is read as a whole; a split of 60 million images has half of it
+MOST = 1 << 30  # bytes of a JSON file; a split of 60 million images has half of it
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def open_regular(path: str | Path) -> Iterator[BinaryIO]:
         os.close(descriptor)
 
 
-def read_bytes(path: str | Path, most: int = MOST) -> bytes:
+def read_bytes(path: str | Path, most: float = math.inf) -> bytes:
     """All of a regular file; ValueError where it is none, or has more than `most` bytes."""
     with open_regular(path) as file:
         if (size := os.fstat(file.fileno()).st_size) > most:
@@ -42,7 +42,7 @@ def read_bytes(path: str | Path, most: int = MOST) -> bytes:
 
 def read_json(path: str | Path) -> Any:
     """What a JSON file says; ValueError where it cannot be read as such."""
-    return parse_json(read_bytes(path).decode("utf-8"))
+    return parse_json(read_bytes(path, MOST).decode("utf-8"))
 
 
 def parse_json(text: str | bytes) -> Any:

@@ -7,10 +7,8 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
-from safetensors import SafetensorError
-
 from .errors import BadInput
-from .files import Seal, remove, seal, write_atomic
+from .files import Seal, read_bytes, remove, seal, write_atomic
 from .tree import Tree
 from .wire import decode, encode
 
@@ -54,8 +52,8 @@ class Memories:
         assert self.folder is not None
         path = self.folder / name(client, self._stored[client])
         try:
-            memory = decode(path.read_bytes())
-        except (SafetensorError, ValueError, KeyError, FileNotFoundError):
+            memory = decode(read_bytes(path))
+        except (ValueError, OSError):
             raise BadInput(f"{path} is damaged: what this client remembered cannot be read") from None
         self._keep(client, self._stored[client], memory)
         return memory

@@ -7,9 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
+from .files import parse_json
 from .tree import Tree
 
 _NAMES = {
@@ -45,12 +47,17 @@ def header(tree: Tree, **notes: str) -> bytes:
 
 
 def decode(data: bytes) -> Tree:
-    leaves = {path: leaf.clone() for path, leaf in load(data).items()}  # clones are aligned, slices of a message not
-    return nested({**leaves, **{path: Tree() for path in json.loads(notes(data)["empty"])}})
+    """ValueError for what `encode` cannot have written."""
+    try:
+        leaves = {path: leaf.clone() for path, leaf in load(data).items()}  # clones are aligned, slices of it are not
+        return nested({**leaves, **{path: Tree() for path in parse_json(notes(data)["empty"])}})
+    except (SafetensorError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"it is not a message ({error})") from None
 
 
 def notes(data: bytes) -> dict[str, str]:
-    return json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
+    """What is said beside the values; ValueError or KeyError where that is nothing."""
+    return parse_json(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
 
 
 def nested(paths: Mapping[str, Tensor | Tree]) -> Tree:

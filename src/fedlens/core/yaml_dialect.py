@@ -95,3 +95,5 @@ for _loader, _tag, _pattern, _first in (
 ):
     _loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), list(_first))
 Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_yaml_int)
+for _tag in ("binary", "timestamp", "omap", "pairs", "set"):  # no setting is one of these, and JSON has none
+    del Loader.yaml_constructors[f"tag:yaml.org,2002:{_tag}"]

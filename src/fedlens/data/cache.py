@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ..core.errors import BadInput
 from ..core.files import read_json
 from .images import Decoded, Found, Images
 
@@ -58,7 +59,10 @@ def cached(name: str, settings: dict[str, str], found: Found, read: Callable[[],
 
 def place(name: str, settings: dict[str, str], found: Found) -> Path:
     """The folder of the decoded copy: it depends on the settings, and on the date and size of every source file."""
-    stats = [(str(path), os.stat(path)) for path in found.files]
+    try:
+        stats = [(str(path), os.stat(path)) for path in found.files]
+    except OSError as error:  # such as a link that leads nowhere
+        raise BadInput(f"{error.filename} cannot be read ({error.strerror}); replace or remove it") from None
     files = [(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
     source, state = _digest(sorted(settings.items()), found.origin), _digest(VERSION, files)
     return cache_folder() / f"{name}-{source}-{state}"

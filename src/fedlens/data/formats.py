@@ -118,13 +118,16 @@ def picture(file: Any, path: Path, mode: str = "RGB", size: int | None = None) -
     """One picture as bytes [H, W, C], converted to `mode`; with `size`, cut to a square in the middle and scaled."""
     from PIL import Image, UnidentifiedImageError
 
+    opening = open_regular(file) if isinstance(file, Path) else contextlib.nullcontext(file)
     try:
-        with Image.open(file) as image:
+        with opening as opened, Image.open(opened) as image:
             image = image.convert(mode)
             array = np.asarray(image if size is None else _square(image, size))
     except UnidentifiedImageError:
         raise BadInput(f"{path} is not an image; replace or remove it") from None
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # a damaged picture can raise anything
         raise BadInput(f"{path} cannot be decoded ({error}); replace or remove it") from None
     return array if array.ndim == 3 else array[:, :, None]
 

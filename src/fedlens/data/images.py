@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +42,17 @@ class Images:
         more = ", ..." if len(self.classes) > NAMED else ""
         size = self.scaled or " x ".join(map(str, self.x.shape[2:]))
         return f"{len(self)} images, {len(self.classes)} classes ({', '.join(self.classes[:NAMED])}{more}), {size}"
+
+
+def alike(classes: Sequence[str]) -> tuple[str, ...]:
+    """A note for each two classes that are probably one: their names differ in case or spaces alone."""
+    first: dict[str, str] = {}
+    pairs = [(first.setdefault("".join(name.casefold().split()), name), name) for name in classes]
+    return tuple(
+        f"classes {a!r} and {b!r} differ in case or spaces alone: rename one if they are the same"
+        for a, b in pairs
+        if a != b
+    )
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import BadInput
+from ..core.files import open_regular
 from .formats import check_memory
 
 # Constructors only; none of them calls anything that a file could name.
@@ -43,7 +44,7 @@ def unpickled(raw: bytes, path: Path, encoding: str = "ASCII") -> Any:
 def pickled_array(path: Path, key: str) -> Any:
     """The one object that np.savez stored under `key`."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_regular(path) as opened, zipfile.ZipFile(opened) as archive:
             check_memory(2 * archive.getinfo(f"{key}.npy").file_size, path)
             file = io.BytesIO(archive.read(f"{key}.npy"))
         version = np.lib.format.read_magic(file)

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 
 from ..core.engine import Job, Reply
 from ..core.errors import BadInput, RunFailed
-from ..core.files import Seal, remove, write_atomic
+from ..core.files import Seal, read_bytes, remove, write_atomic
 from ..core.memories import Version
 from ..core.tree import Tree
 from ..core.wire import decode, encode
@@ -261,7 +261,7 @@ class Flower:
 
     def _read(self, asked: str, client: int) -> Tree | None:
         try:
-            return decode(self._place(asked, client).read_bytes())
+            return decode(read_bytes(self._place(asked, client)))
         except (OSError, SafetensorError, ValueError, KeyError):
             return None
 

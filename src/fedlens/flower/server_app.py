@@ -81,7 +81,7 @@ def federate(
     with folder.locked():
         checkpoint, _ = folder.load()
         if (before := folder.result()) and checkpoint and checkpoint.round == len(experiment.timetable()):
-            return Result(**before)
+            return Result.stored(before)
         start = checkpoint or Checkpoint(0, Tree(), Ledger(), 0.0)
         waits = {name: float(settings.get(name, usual)) for name, usual in (("wait", 600), ("patience", 600))}
         book = _Book(folder, flower_run)

@@ -99,12 +99,12 @@ def _find(source: str) -> Path:
             raise BadInput(f"weights=stand-in needs the variable FEDLENS_DATA to name a folder that holds {STAND_IN}")
         return Path(root) / STAND_IN
     path = Path(source).expanduser()
-    if path.is_file():
-        return path
     if path.suffix in (".pt", ".pth", ".bin", ".ckpt"):
         raise BadInput(
             f"weights={source}: only safetensors files are read, because the others can run code; convert it"
         )
+    if os.path.isfile(path):
+        return path
     if path.suffix == ".safetensors" or not re.fullmatch(r"[\w.-]+/[\w.-]+", source):
         raise BadInput(f"weights={source}: no such file, and not a hub id such as timm/resnet18.tv_in1k")
     return _download(source)

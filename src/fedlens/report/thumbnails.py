@@ -6,6 +6,8 @@ import base64
 import io
 from pathlib import Path
 
+from ..core.files import open_regular
+
 BUDGET = 3_000_000  # characters of all pictures together: a page must fit into a mail
 _WIDEST = 1100  # pixels
 KINDS = {  # how names begin -> what there is to see; in this order
@@ -44,12 +46,14 @@ class Pictures:
 
 def embedded(path: Path) -> tuple[str, int, int]:
     """(data address, width, height) of a smaller copy; an empty address where the file is no picture."""
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     try:
-        with Image.open(path) as opened:
+        with open_regular(path) as file, Image.open(file) as opened:
             picture = opened.convert("RGB")
-    except (OSError, UnidentifiedImageError, SyntaxError):  # what PIL raises for a broken PNG
+    except MemoryError:
+        raise
+    except Exception:  # a damaged picture can raise anything
         return "", 0, 0
     if picture.width > _WIDEST:
         picture = picture.resize((_WIDEST, round(picture.height * _WIDEST / picture.width)), Image.Resampling.LANCZOS)

@@ -187,9 +187,9 @@ class CheckpointStore:
         files = self._files(manifest)
         for path, expected in files.items():
             self._check(path, expected)
-        state = decode(self._state(round).read_bytes()).state
+        state = decode(read_bytes(self._state(round))).state
         if manifest["shared"]:
-            state = state.replace(shared=decode(self._shared_file(manifest["shared"]).read_bytes()))
+            state = state.replace(shared=decode(read_bytes(self._shared_file(manifest["shared"]))))
         kept = ((version_of(path.name), found) for path, found in files.items() if path.parent == self.memories)
         memories = {version[0]: (version[1], found) for version, found in kept if version}
         return Checkpoint(
@@ -247,7 +247,7 @@ class CheckpointStore:
             raise ValueError(f"{path.relative_to(self.run).as_posix()} is no file")
         stamp = now.st_mtime_ns, now.st_size, now.st_ino
         if path not in self._seen or self._seen[path][0] != stamp:
-            self._seen[path] = stamp, seal(path.read_bytes())
+            self._seen[path] = stamp, seal(read_bytes(path))
         return self._seen[path][1]
 
     def _check_tables(self, checkpoint: Checkpoint) -> None:

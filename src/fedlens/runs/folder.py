@@ -24,7 +24,7 @@ import yaml
 
 from .. import __version__, config
 from ..core.errors import BadInput
-from ..core.files import Unsynced, append_line, json_bytes, read_json
+from ..core.files import Unsynced, append_line, json_bytes, read_bytes, read_json
 from ..core.ledger import Ledger
 from ..core.memories import Memories
 from ..core.tree import Tree
@@ -104,7 +104,17 @@ class RunFolder:
         return self.path / "config.yaml"
 
     def passport(self) -> dict[str, Any]:
-        return self.read_json("passport.json")
+        """Refuses one without what others rely on."""
+        card = self.read_json("passport.json")
+        try:
+            relied = [card["config_hash"], card["code"]["sha256"]]
+            for part in {"data", "auxiliary"} & {"data", *card}:
+                relied += [card[part]["name"], card[part]["sha256"]]
+            if not all(isinstance(each, str) for each in (*relied, card["split_hash"] or "")):
+                raise TypeError
+        except (KeyError, TypeError):
+            raise BadInput(f"{self.path / 'passport.json'} is damaged: it does not say what the run is") from None
+        return card
 
     def names(self) -> Names:
         """What its clients and classes are called; nothing where a run from before does not say."""
@@ -118,7 +128,12 @@ class RunFolder:
 
     def result(self) -> dict[str, Any] | None:
         """The summary of a complete run."""
-        return self.read_json("result.json") if (self.path / "result.json").exists() else None
+        if not (self.path / "result.json").exists():
+            return None
+        found = self.read_json("result.json")
+        if not isinstance(found, dict) or type(found.get("rounds")) is not int:
+            raise BadInput(f"{self.path / 'result.json'} is damaged: it does not say how the run ended")
+        return found
 
     def register(self, card: dict[str, Any], split: Split | None, counts: list[list[int]]) -> None:
         """Who this run is; the passport comes last, because it is what a resumed run looks for."""
@@ -158,7 +173,7 @@ class RunFolder:
                 continue
             if path.is_file():
                 self.unsynced.rename(path, path.with_name(f"{name}.damaged"))
-            self.unsynced.write(path, copy.read_bytes())
+            self.unsynced.write(path, read_bytes(copy))
             self.sync()
             notes.append(f"{name} could not be read and was restored from its copy")
         return notes
@@ -173,6 +188,9 @@ class RunFolder:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """One process at a time: two would write over each other. A lock dies with its process."""
+        for name in ("lock", "log.txt"):  # a pipe might take nothing, for ever
+            if os.path.lexists(self.path / name) and not os.path.isfile(self.path / name):
+                raise BadInput(f"{self.path / name} is damaged: it is not a regular file")
         with open(self.path / "lock", "a", encoding="utf-8") as file:
             # The live page holds it for a moment, to see whether the run runs.
             if not any(_lock(file) or time.sleep(0.05) for _ in range(4)):

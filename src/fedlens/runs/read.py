@@ -26,7 +26,8 @@ from .rounds import Rounds
 
 PERSONAL = ("fine-tuned", "personal after", "personal before")  # models of single clients, the best trained first
 POINTS = 400  # of a curve at most, clients of a chart at most: more cannot be seen, and make a page heavy
-DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, pa.ArrowException)  # what damaged files raise
+# What damaged files raise.
+DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, pa.ArrowException)
 _SIGNS = ("config.yaml", "passport.json", "metrics.parquet")  # any of these makes a folder a run, whole or not
 _METRICS = {"accuracy": 0, "loss": 1, "accuracy_mean": 0, "loss_mean": 1}  # metric -> its place in a point
 
@@ -361,6 +362,14 @@ class Result:
 
     def plain(self) -> dict[str, Any]:
         return asdict(self)
+
+    @classmethod
+    def stored(cls, value: Mapping[str, Any]) -> Result:
+        """As `plain` wrote it; refuses anything else."""
+        try:
+            return cls(**value)
+        except TypeError:
+            raise BadInput("result.json is damaged: it lacks some of what it should say, or says more") from None
 
 
 def summary(folder: RunFolder, experiment: Experiment) -> Result:

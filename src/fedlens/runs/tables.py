@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..core.errors import BadInput
-from ..core.files import Seal, Unsynced, write_atomic
+from ..core.files import Seal, Unsynced, open_regular, write_atomic
 
 METRICS = pa.schema(
     [
@@ -166,7 +166,7 @@ def read_part(part: Path, schema: pa.Schema) -> pa.Table:
     """Refuses a damaged one; one that is gone was merged into another."""
     try:
         # by this thread alone: a part is small, and pyarrow waits for ever for a thread that found no memory
-        with pq.ParquetFile(part, pre_buffer=False) as file:
+        with open_regular(part) as opened, pq.ParquetFile(opened, pre_buffer=False) as file:
             return file.read(use_threads=False).cast(schema)
     except FileNotFoundError:
         raise

@@ -10,11 +10,12 @@ from pathlib import Path
 from ..core.algorithm import Stage
 from ..core.engine import Job, Reply
 from ..core.errors import BadInput
-from ..core.files import Seal, Unsynced, seal
+from ..core.files import Seal, Unsynced, open_regular, read_bytes, seal
 from ..core.tree import Tree
 from ..core.wire import decode, encode, header, notes
 
 _MIB = 2**20
+_HEAD = 100 * _MIB  # bytes before the values at most: as safetensors has it
 
 
 @dataclass(frozen=True)
@@ -51,11 +52,11 @@ class Recording:
             if int(path.stem) > round:
                 self.unsynced.remove(path)
             elif path.name not in self.files:  # of a run from before
-                self.files[path.name] = seal(path.read_bytes())
+                self.files[path.name] = seal(read_bytes(path))
         self.unsynced.sync()
         self.rounds = len(recorded(folder))
         self.spent = sum(path.stat().st_size for path in recorded(folder))
-        self.version = _version(recorded(folder)[-1]) if self.rounds else ""
+        self.version = _notes(recorded(folder)[-1])["shared"] if self.rounds else ""
         self._last: tuple[Tree, str] = Tree(), ""
 
     def add(self, job: Job, replies: Sequence[Reply]) -> str:
@@ -110,13 +111,19 @@ class Transcript:
 
     def __getitem__(self, round: int) -> Crossing:
         path = self._path(round)
+        try:
+            return self._crossing(round, path)
+        except (AttributeError, ValueError, TypeError, StopIteration):
+            raise BadInput(f"{path} is damaged: it is no record of a round") from None
+
+    def _crossing(self, round: int, path: Path) -> Crossing:
         tree = self._tree(path)
         shared = tree.shared
-        if (version := _version(path)) and not shared:  # it was sent in an earlier round
-            first = next(n for n in range(round) if _version(self._path(n)) == version)
+        if (version := _notes(path)["shared"]) and not shared:  # it was sent in an earlier round
+            first = next(n for n in range(round) if _notes(self._path(n))["shared"] == version)
             shared = self._tree(self._path(first)).shared
         replies = {int(client): upload for client, upload in tree.replies.items()}
-        at = int(notes(path.read_bytes())["at"])
+        at = int(_notes(path)["at"])
         return Crossing(round, at, self.stages[round], tree.download, shared, dict(sorted(replies.items())))
 
     def _path(self, round: int) -> Path:
@@ -124,17 +131,21 @@ class Transcript:
 
     def _tree(self, path: Path) -> Tree:
         try:
-            return decode(path.read_bytes()).map(lambda leaf: leaf.to(self.device))
+            return decode(read_bytes(path)).map(lambda leaf: leaf.to(self.device))
         except Exception:  # whatever a damaged file makes the library raise
             raise BadInput(f"{path} is damaged: it is no record of a round") from None
 
 
 def recorded(folder: Path) -> list[Path]:
-    return sorted(folder.glob("??????.safetensors"))
+    return sorted(path for path in folder.glob("??????.safetensors") if path.stem.isdecimal())
 
 
-def _version(path: Path) -> str:
-    """Of the shared data that the clients had in this round."""
-    with open(path, "rb") as file:
-        length = file.read(8)
-        return notes(length + file.read(int.from_bytes(length, "little")))["shared"]
+def _notes(path: Path) -> dict[str, str]:
+    """What a record says beside its values; `shared`: the version of the shared data that clients had in this round."""
+    try:
+        with open_regular(path) as file:
+            length = file.read(8)
+            found = notes(length + file.read(min(int.from_bytes(length, "little"), _HEAD)))
+            return {"shared": found["shared"], "at": str(int(found["at"]))}
+    except (OSError, ValueError, KeyError, TypeError):
+        raise BadInput(f"{path} is damaged: it is no record of a round") from None

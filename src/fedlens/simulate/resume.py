@@ -34,7 +34,7 @@ def resume(path: str | Path, words: Sequence[str] = (), *, watcher: Watcher | No
             raise BadInput(f"uplink.dp.budget cannot change: {folder.path} runs without uplink=dp")
         _same_path(began, experiment, done, folder.path)
         if (before := folder.result()) and done == len(experiment.timetable()):
-            return Result(**before)
+            return Result.stored(before)
         if config_hash(experiment) != config_hash(began):  # a later resume aims for the new rounds and budget too
             folder.change(experiment)
         return carry_on(folder, experiment, inputs(experiment), checkpoint, [*mended, *notes], watcher or Nobody())

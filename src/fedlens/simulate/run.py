@@ -249,7 +249,7 @@ def _in_actor(experiment: Experiment, memories: Memories) -> Sequential:
 def _same_origin(before: dict[str, Any], now: dict[str, Any]) -> None:
     """Other data or another split would silently be another experiment."""
     for part in ("data", "auxiliary"):
-        if part in now and before[part]["sha256"] != now[part]["sha256"]:
+        if part in now and part in before and before[part]["sha256"] != now[part]["sha256"]:
             raise BadInput(
                 f"the {part} of this run have changed: {before[part]['name']} had another checksum when it began"
             )

@@ -10,7 +10,6 @@ from typing import NamedTuple
 from .. import config
 from ..core.algorithm import Stage
 from ..core.errors import BadInput
-from ..core.files import read_json
 from ..core.ledger import Entry
 from ..data import Images
 from ..devices.clock import ClientWork, Clock, Seconds, count_work
@@ -18,6 +17,7 @@ from ..devices.profiles import Devices
 from ..engines.sequential import Sequential
 from ..experiment import Experiment
 from ..runs.folder import RunFolder
+from ..runs.read import label_counts
 
 
 def work_of(experiment: Experiment, images: Images) -> dict[Stage, ClientWork]:
@@ -45,10 +45,9 @@ def timing(path: str | Path, devices: Devices) -> Timing:
     """How long a run would have taken on these devices, from its tables."""
     folder = RunFolder.open(path)
     experiment = config.read(folder.config)
-    try:
-        sizes = [sum(row) for row in read_json(folder.path / "label_counts.json")]
-    except FileNotFoundError:
-        raise BadInput(f"{folder.path} is incomplete: label_counts.json is missing") from None
+    if (counts := label_counts(folder)) is None:
+        raise BadInput(f"{folder.path} is incomplete: label_counts.json is missing")
+    sizes = [sum(row) for row in counts]
     clock = clock_of(experiment, experiment.data.load(), sizes, devices)
     entries: dict[int, list[Entry]] = defaultdict(list)
     for row in folder.bytes().to_pylist():

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..core.errors import BadInput, nearest
-from ..core.files import finite, read_json
+from ..core.files import finite, read_bytes, read_json
 from ..report.thumbnails import KINDS
 from ..runs import tables
 from ..runs.folder import RunFolder
@@ -92,7 +92,7 @@ def picture(run: Path, name: str) -> bytes:
     known = [each["name"] for each in pictures(run)]
     if name not in known:
         raise BadInput(f"there is no picture {name!r} of this run; {nearest(name, known)}")
-    data = (run / "figures" / name).read_bytes()
+    data = read_bytes(run / "figures" / name)
     if not data.startswith(b"\x89PNG\r\n\x1a\n"):
         raise BadInput(f"{name} is no PNG")
     return data

@@ -25,7 +25,7 @@ from ..simulate.recorder import STOP
 SPARK = 60  # points of the small curve in a list
 NOTES = 50
 _ROUND = re.compile(
-    r"round (?P<round>\d+)/(?P<rounds>\d+)(?:  accuracy (?P<accuracy>\S+)(?P<percent> %)?  loss (?P<loss>\S+))?"
+    r"round (?P<round>\d{1,9})/(?P<rounds>\d{1,9})(?:  accuracy (?P<accuracy>\S+)(?P<percent> %)?  loss (?P<loss>\S+))?"
     r"  up (?P<up>\S+) MB  down (?P<down>\S+) MB  (?P<seconds>\S+) s"
 )
 _SETTLED = 2_000_000_000  # nanoseconds after which a folder's time of change tells all changes apart
@@ -100,7 +100,7 @@ class Followed:
         self._about |= {
             **{"method": method, "family": family_of(method), "colour": colour, "dash": dash},
             **{part: _called(settings[part]) for part in ("data", "partition", "model")},
-            **{name: settings[name] for name in ("clients", "seed", "rounds")},
+            **{name: int(settings[name]) for name in ("clients", "seed", "rounds")},
             "began": (self._stamps["config.yaml"] or (0,))[0] // 1_000_000,  # milliseconds
         }
         if not (self.path / "passport.json").exists():
@@ -110,7 +110,7 @@ class Followed:
         self.counts = rounds_of(RunFolder(self.path))
 
     def _read_result(self) -> None:
-        self._result = read_json(self.path / "result.json")["rounds"]
+        self._result = int(read_json(self.path / "result.json")["rounds"])
 
     def _read_log(self) -> None:
         stamp = self._stamps["log.txt"]

@@ -27,6 +27,7 @@ from ..core.errors import BadInput
 from ..core.files import finite
 from ..plots.style import DASHES
 from ..report import page as report
+from ..runs.read import DAMAGE
 from ..simulate.recorder import STOP
 from . import clients
 from .watch import PAUSE, Watch
@@ -282,6 +283,8 @@ def _patiently(ask: Callable[[], Answer]) -> Answer:
             return ask()
         except FileNotFoundError:
             time.sleep(0.05)
+        except DAMAGE as error:
+            raise BadInput(f"the run's files are damaged ({type(error).__name__}: {error})") from None
     raise BadInput("the run's files have changed while they were read; try again")
 
 

@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 
 from ...core.errors import BadInput
+from ...core.files import read_bytes
 from ...core.rng import key
 from ..formats import bytes_of, idx, stratified, webp_strips
 from ..images import Decoded, Found
@@ -150,7 +151,7 @@ class Cifar100(Named):
         return Decoded.parts((x, y), (x_test, y_test), tuple(map(str, about[f"{self.labels}_names"])))
 
     def _pickled(self, train: Path, test: Path, meta: Path) -> Decoded:
-        names = unpickled(meta.read_bytes(), meta, "bytes")[f"{self.labels}_label_names".encode()]
+        names = unpickled(read_bytes(meta), meta, "bytes")[f"{self.labels}_label_names".encode()]
         part, test_part = (_batch(file, f"{self.labels}_labels") for file in (train, test))
         return Decoded.parts(part, test_part, tuple(name.decode() for name in names))
 
@@ -162,7 +163,7 @@ def _packed(file: Path, labels: str) -> tuple[np.ndarray, np.ndarray]:
 
 def _batch(file: Path, labels: str) -> tuple[np.ndarray, np.ndarray]:
     """One pickled batch: rows of 3,072 bytes, the red plane first."""
-    batch = unpickled(file.read_bytes(), file, "bytes")
+    batch = unpickled(read_bytes(file), file, "bytes")
     try:
         return batch[b"data"].reshape(-1, 3, 32, 32), np.array(batch[labels.encode()], np.int64)
     except (KeyError, TypeError, ValueError, AttributeError):
