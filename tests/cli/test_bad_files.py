@@ -184,9 +184,30 @@ def test_the_live_page_waits_for_no_pipe(run, name):
     assert name == "lock" or row["trouble"].startswith(name)
 
 
-def test_a_number_that_is_none_is_damage(refused, run):
-    (run / "result.json").write_text("[" * 50_000)
-    assert refused("resume", str(run)).endswith("result.json is damaged: it is not JSON")
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("result.json", "[" * 50_000, "result.json is damaged: it is not JSON"),
+        ("result.json", "[]", "result.json is damaged: it does not say how the run ended"),
+        ("result.json", '{"rounds": 1}', "it lacks some of what it should say, or says more"),
+        ("passport.json", "{}", "passport.json is damaged: it does not say what the run is"),
+    ],
+)
+def test_what_a_run_says_of_itself_is_looked_at(refused, run, name, text, said):
+    (run / name).write_text(text)
+    assert refused("resume", str(run)).endswith(said)
+
+
+def test_a_sentence_stays_on_its_line(refused):
+    assert refused("run", "a\nb=1").startswith("unknown key a b;")
+
+
+def test_a_picture_that_is_a_pipe_is_not_waited_for(refused, tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        os.mkfifo(tmp_path / "images" / name / "1.png")
+    said = refused("run", *SMALL, "data=folder", "data.path=images")
+    assert said.endswith("a/1.png cannot be decoded (it is not a regular file); replace or remove it")
 
 
 def test_a_method_that_traces_its_network_is_timed(nursery, tmp_path):

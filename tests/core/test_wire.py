@@ -68,3 +68,11 @@ def test_common_payload_is_booked_once_per_client_and_version():
     run(FedAvg(), network(), Sequential(network(), federation()), PLAN, observe=observe)
     who = [[e.client for e in entries if e.kind == "shared"] for entries in jobs]
     assert who == [[1, 2], [3], [2, 3]]
+
+
+def test_what_nobody_encoded_is_refused():
+    whole = encode(Tree(a=torch.ones(2)))
+    strange = [b"", b"\xff" * 20, whole[:-3], whole.replace(b"empty", b"full_"), whole.replace(b'"[]"', b'"[["')]
+    for data in strange:
+        with pytest.raises(ValueError):
+            decode(data)
