@@ -193,6 +193,7 @@ QUICK = {  # a look instead of a measurement
     "distillation.py": "feddf rounds=1 clients=4 cohort=2 algorithm.steps=2 local.steps=1",
     "faults.py": "rounds=10 clients=20 cohort=4 local.steps=1",
     "federation.py": "bits --small",
+    "fuzz.py": "--tries 200 --seed 0",
     "lanes_agree.py": "--device cpu --methods fedavg scaffold",
     "lanes_speed.py": "--small --device cpu",
     "memory.py": "data=mnist5k clients=20 cohort=4 model=mlp rounds=20 local.steps=1 --every 0.1",
