@@ -367,9 +367,21 @@ class Result:
     def stored(cls, value: Mapping[str, Any]) -> Result:
         """As `plain` wrote it; refuses anything else."""
         try:
-            return cls(**value)
-        except TypeError:
+            found = cls(**value)
+            numbers = [
+                found.rounds,
+                found.bytes_up,
+                found.bytes_down,
+                found.seconds,
+                found.accuracy or 0,
+                found.loss or 0,
+            ]
+            numbers += [each[part] or 0 for each in found.personal.values() for part in summary_statistics([0.0])]
+            if not isinstance(found.run, str) or not all(isinstance(each, int | float) for each in numbers):
+                raise TypeError
+        except (TypeError, AttributeError, KeyError):
             raise BadInput("result.json is damaged: it lacks some of what it should say, or says more") from None
+        return found
 
 
 def summary(folder: RunFolder, experiment: Experiment) -> Result:
