@@ -65,6 +65,7 @@ REVEALS = {  # what a part of a message can tell at worst to whoever knows the m
     "counts": "how many images of each class, or (FedProto) which classes there are",
     "scores": "which public images are like its own, with noise",
     "saliency": "a sum over all its images (FedSL: about their brightness), and how many they are",
+    "cluster": "which of several models fits its images best",
     "mean": "what its images have in common, as the mean of their features",
     "discrepancy": "how uneven its labels are",
     "kept": "which filters matter for its images",

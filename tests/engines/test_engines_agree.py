@@ -167,7 +167,19 @@ def test_observing_changes_nothing():
 
 @pytest.mark.parametrize(
     "name",
-    ["scaffold", "feddyn", "scaffold+ft", "local", "fedproto", "fedrod", "pfedme", "fedala", "feddbe", "scaffnew"],
+    [
+        "scaffold",
+        "feddyn",
+        "scaffold+ft",
+        "local",
+        "fedproto",
+        "fedrod",
+        "pfedme",
+        "fedala",
+        "feddbe",
+        "scaffnew",
+        "fedamp",
+    ],
 )
 def test_resume_from_bytes_after_every_round(name, tmp_path):
     from fedlens.core.wire import decode, encode

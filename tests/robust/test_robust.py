@@ -528,6 +528,7 @@ def test_success_counts_patched_images_of_other_classes():
 UNDEFENDED = {
     "ccvr": "also uploads counts, means, scatter",
     "elastic": "also uploads sensitivity",
+    "fedamp": "uploads model, ticket and no delta",
     "fedaux": "also uploads scores, ticket",
     "feddbe": "also uploads mean",
     "fedfed": "also uploads .*vae, x, y",
@@ -535,6 +536,7 @@ UNDEFENDED = {
     "fedgen": "also uploads counts",
     "fedproto": "uploads counts, prototypes and no delta",
     "fedxds": "also uploads .*x, y",
+    "ifca": "also uploads cluster",
     "l2gd": "uploads model, weight and no delta",
     "local": "uploads nothing",
     "spatl": "also uploads kept",

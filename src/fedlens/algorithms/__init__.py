@@ -9,6 +9,7 @@ from .ccvr import CCVR as CCVR
 from .ditto import Ditto as Ditto
 from .elastic import Elastic as Elastic
 from .fedala import FedALA as FedALA
+from .fedamp import FedAMP as FedAMP
 from .fedas import FedAS as FedAS
 from .fedau import FedAU as FedAU
 from .fedaux import FedAux as FedAux
@@ -44,6 +45,7 @@ from .fedsl import FedSL as FedSL
 from .fedsls import FedSLS as FedSLS
 from .fedxds import FedXDS as FedXDS
 from .finetune import FineTuned as FineTuned
+from .ifca import IFCA as IFCA
 from .l2gd import L2GD as L2GD
 from .lgfedavg import LGFedAvg as LGFedAvg
 from .local import Local as Local
@@ -63,6 +65,7 @@ ALGORITHMS = {
     "fedadagrad": FedAdagrad,
     "fedadam": FedAdam,
     "fedala": FedALA,
+    "fedamp": FedAMP,
     "fedas": FedAS,
     "fedau": FedAU,
     "fedaux": FedAux,
@@ -96,6 +99,7 @@ ALGORITHMS = {
     "fedxds": FedXDS,
     "fedyogi": FedYogi,
     "finetune": FineTuned,
+    "ifca": IFCA,
     "l2gd": L2GD,
     "lgfedavg": LGFedAvg,
     "local": Local,
