@@ -1,6 +1,6 @@
 import torch
 
-from fedlens.core.memories import Memories, prune, versions
+from fedlens.core.memories import Memories, name, prune, versions
 from fedlens.core.tree import Tree
 from small import same
 
@@ -53,3 +53,34 @@ def test_without_a_folder_everything_stays_in_memory():
         store.put(client, memory(client), 0)
     store.save()
     assert same(store.get(3), memory(3))
+
+
+def test_save_says_which_files_are_new_and_a_version_that_no_checkpoint_has_goes(tmp_path):
+    store = Memories(tmp_path, limit=0)
+    for client, round in ((0, 0), (1, 0), (0, 1), (1, 1), (0, 2)):
+        store.put(client, memory(round), round)
+    written = store.save()
+    assert written.keys() == {(0, 2), (1, 1)} == {*versions(tmp_path)}
+    assert all((tmp_path / name(*version)).stat().st_size == length for version, (length, _) in written.items())
+    assert store.save() == {}
+    store.put(0, memory(3), 3)
+    assert store.save().keys() == {(0, 3)} and (0, 2) in versions(tmp_path)  # a checkpoint may need it
+
+
+def test_a_client_that_is_asked_twice_in_a_round_is_written_as_it_is_last(tmp_path):
+    store = Memories(tmp_path, limit=0)
+    for value in (1, 2):
+        store.put(0, memory(value), 0)
+        store.put(1, memory(value), 0)  # client 0 leaves RAM
+    store.save()
+    assert same(Memories(tmp_path, versions={0: 0}).get(0), memory(2))
+
+
+def test_what_is_taken_up_is_what_the_checkpoint_lists(tmp_path):
+    store = Memories(tmp_path)
+    for round in (0, 1):
+        store.put(0, memory(round), round)
+        store.save()
+    assert same(Memories(tmp_path, versions={0: 0}).get(0), memory(0))
+    (tmp_path / "abcdef-ghijkl.safetensors").touch()
+    assert {*versions(tmp_path)} == {(0, 0), (0, 1)}

@@ -52,3 +52,17 @@ def test_nothing_waiting_writes_nothing(tmp_path):
     table = tables.GrowingTable(tmp_path / "empty", tables.METRICS)
     table.flush()
     assert list((tmp_path / "empty").iterdir()) == [] and numbers(tmp_path / "empty") == []
+
+
+def test_the_seal_is_of_rows_however_they_are_stored(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "_PARTS", 3)
+    table, seals = tables.GrowingTable(tmp_path, tables.BYTES), {}
+    for round in range(1, 9):
+        table.add(rows(round))
+        table.flush()
+        seals[round] = table.seal()
+    assert len(set(seals.values())) == 8 and [seals[round][0] for round in seals] == [*range(2, 17, 2)]
+    for round, seal in seals.items():  # parts of earlier rounds have been merged since
+        assert tables.Digest(tables.until(tmp_path, tables.BYTES, round)).seal() == seal
+    table.cut(5)
+    assert table.seal() == seals[5] == tables.GrowingTable(tmp_path, tables.BYTES).seal()

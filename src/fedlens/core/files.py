@@ -83,7 +83,12 @@ class Disk:
         """Wait until the disk has a file's content, or a folder's names."""
         if os.name == "nt" and path.is_dir():  # which cannot be opened there
             return
-        number = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
+        try:
+            number = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
+        except PermissionError:
+            if path.is_dir():  # one that may be written to, but not listed
+                return
+            raise
         try:
             os.fsync(number)
         except OSError as error:
@@ -130,6 +135,18 @@ def finite(value: Any) -> Any:
 
 def seal(data: bytes) -> Seal:
     return len(data), hashlib.sha256(data).hexdigest()
+
+
+def sealed(data: bytes) -> bytes:
+    """With its checksum in front, for files that nothing else speaks for."""
+    return hashlib.sha256(data).digest() + data
+
+
+def unsealed(data: bytes) -> bytes:
+    """What `sealed` was given; ValueError where a power cut, or something else, has damaged it."""
+    if hashlib.sha256(data[32:]).digest() != data[:32]:
+        raise ValueError("its checksum differs")
+    return data[32:]
 
 
 def append_line(path: Path, line: str) -> None:

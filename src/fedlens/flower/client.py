@@ -191,7 +191,8 @@ class Trainer:
                 write_atomic(path, encode(tree))
             return tree
         try:
-            return decode(path.read_bytes()) if path else None
+            tree = decode(path.read_bytes()) if path else Tree()
+            return tree if version(tree) == name else None
         except (OSError, SafetensorError, ValueError, KeyError):
             return None
 

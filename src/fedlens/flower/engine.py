@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 
 from ..core.engine import Job, Reply
 from ..core.errors import BadInput, RunFailed
-from ..core.files import Seal, read_bytes, remove, write_atomic
+from ..core.files import Seal, read_bytes, remove, sealed, unsealed, write_atomic
 from ..core.memories import Version
 from ..core.tree import Tree
 from ..core.wire import decode, encode
@@ -220,7 +220,7 @@ class Flower:
                 if upload is None:
                     self.nodes.say(f"round {round} goes on without client {client}: {_complaint(answer)}")
                 else:
-                    write_atomic(self._place(asked, client), encode(upload))
+                    write_atomic(self._place(asked, client), sealed(encode(upload)))
                     answered[client] = upload
             payloads = again
         if not heard and self.deadline is None:  # without a rule for silence it ends the run, which can go on later
@@ -245,7 +245,7 @@ class Flower:
 
     def save(self, round: int) -> dict[Version, Seal]:
         """Nodes save their memories themselves; what a checkpoint holds need not be in the journal any more."""
-        for path in self.journal.glob("*.safetensors"):
+        for path in self.journal.glob("*-*"):
             remove(path)
         return {}
 
@@ -257,11 +257,11 @@ class Flower:
 
     # ---- the journal of a round ----
     def _place(self, asked: str, client: int) -> Path:
-        return self.journal / f"{asked}-{client:06d}.safetensors"
+        return self.journal / f"{asked}-{client:06d}.sealed"
 
     def _read(self, asked: str, client: int) -> Tree | None:
         try:
-            return decode(read_bytes(self._place(asked, client)))
+            return decode(unsealed(read_bytes(self._place(asked, client))))
         except (OSError, SafetensorError, ValueError, KeyError):
             return None
 

@@ -149,6 +149,7 @@ class _Book:
 
 def _folder(experiment: Experiment) -> RunFolder:
     """A new one, or that of the same experiment, which goes on."""
+    RunFolder(experiment.execution.out).mend()
     if not (Path(experiment.execution.out) / "config.yaml").exists():
         return RunFolder.create(experiment)
     folder = RunFolder.open(experiment.execution.out)
