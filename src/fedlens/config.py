@@ -25,6 +25,7 @@ from .core.algorithm import Recipe
 from .core.aliases import ALIASES, RATIOS, RENAMED, SYNONYMS
 from .core.cohort import COHORTS, Cohort
 from .core.errors import BadInput, brief, nearest
+from .core.located import Located, as_typed
 from .core.names import is_text, strangers_may_name
 from .core.optimizer import SCHEDULES, Schedule
 from .core.transform import TRANSFORMS, Transform
@@ -72,7 +73,7 @@ def to_dict(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {name: to_dict(inner) for name, inner in _fields(value).items()}
         return {"is": _name(type(value)), **fields} if _is_part(value) else fields
-    return [to_dict(v) for v in value] if isinstance(value, tuple | list) else value
+    return [to_dict(v) for v in value] if isinstance(value, tuple | list) else as_typed(value)
 
 
 def to_yaml(experiment: Experiment) -> str:
@@ -419,6 +420,8 @@ def _scalar(kind: Any, value: Any, path: str) -> Any:
     allowed = strangers_may_name()
     if allowed is not None and value not in ("", [], None, *allowed) and is_text(kind):
         raise BadInput(f"{path} is a text, and a contract has names and numbers alone")
+    if kind is str and isinstance(value, Located):
+        return value
     if isinstance(value, bool) and (typing.get_args(kind) or (kind,))[0] in (int, float):
         raise BadInput(f"{path} is {str(value).lower()}, but it should be a number")
     if isinstance(value, bool) and str(value).lower() in typing.get_args(kind):

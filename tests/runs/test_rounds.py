@@ -332,3 +332,4 @@ def test_evaluations_are_due_by_rounds_of_training():
     assert due == [4, 7, 8, 9]
     assert [round for round in range(1, 10) if seen._is_due(round, 2)] == [3, 5, 7, 9]
     assert _before_the_end(experiment) == 6
+    assert _before_the_end(config.read(None, ["rounds=7", "algorithm=fedsls+ft"])) == 8

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import config
 from ..core.batches import Federation, Shard
 from ..core.errors import BadInput, nearest
 from ..core.files import write_atomic
@@ -22,6 +21,7 @@ from ..data import Images as Loaded
 from ..experiment import check_device
 from ..runs.folder import RunFolder
 from ..runs.opened import OpenedRun
+from ..runs.places import check_origin, opened
 from ..runs.transcript import Transcript
 from .attack import LEGEND, Answers, Inapplicable, Knowledge, LabelledImages, Prior, PrivacyAttack, Verdict
 from .figures import overview, side_by_side
@@ -144,12 +144,14 @@ def prepared(
 ) -> tuple[Transcript, Knowledge]:
     """The transcript, what its adversary knows besides, and the truth."""
     check_device(device)
-    experiment = config.read(folder.config)
+    experiment = opened(folder)
     precision = "fp64" if experiment.execution.precision == "fp64" else "fp32"
     experiment = experiment.with_execution(device=device, precision=precision, compile=False)
     stages = [stage for stage, _, _ in experiment.timetable()]
     loaded = experiment.data.load()
-    net, federation = experiment.network(loaded).to(device), experiment.federation(loaded)[0].to(device)
+    net, (federation, split) = experiment.network(loaded).to(device), experiment.federation(loaded)
+    check_origin(folder, experiment, loaded, split=split.hash)
+    federation = federation.to(device)
     run = OpenedRun(folder, experiment, loaded, net, federation)
     checkpoint = run.newest()
     state = checkpoint.state.map(lambda leaf: leaf.to(device))

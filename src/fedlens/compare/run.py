@@ -9,20 +9,11 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-import torch
-
 from .. import config
-from ..core.algorithm import Server
-from ..core.batches import Dataset
 from ..core.errors import BadInput
-from ..core.run import job_of, open_round
-from ..core.tree import Tree
-from ..engines.sequential import Sequential
-from ..experiment import Experiment
 from ..runs.grid import Cell, Column, Grid, Row, is_done, merged_words, placement
 from ..runs.read import flat
-from ..simulate import run as simulate
-from ..simulate.finish import GOES_WRONG, reason
+from ..simulate.finish import GOES_WRONG, check_start, reason
 from .board import Board
 from .figure import draw
 from .measured import Compared, check_same_split, existing, measured
@@ -155,12 +146,15 @@ def _short(word: str) -> str:
 def compare(what: Asked, seeds: Sequence[int], out: Path, board: Board, processes: int = 0) -> Comparison:
     """Run what is missing, the first seed of all first; the files of the comparison are written after each run.
 
-    Interrupted, it goes on where it stopped when it is called again.
+    Interrupted, it goes on where it stopped when it is called again. Where none of its runs can begin, that is refused
+    and nothing is written.
     """
     tasks = [(cell, seed, what.task(cell, seed, out)) for seed in seeds for cell in what.cells]
     missing = [(cell, task) for cell, seed, task in tasks if not is_done(cell, out, seed)]
     failures = _refused(missing)
     able = [task for _, task in missing if task.name not in failures]
+    if len(failures) == len(tasks):
+        raise BadInput(_whose(missing[0][0], failures[missing[0][1].name]))
     known: dict[str, Compared] = {}
 
     def gathered() -> Comparison:
@@ -190,7 +184,7 @@ def _refused(missing: Sequence[tuple[Cell, Task]]) -> dict[str, str]:
     for cell, task in missing:
         if (cell.row, cell.column) not in able:
             try:
-                _check(task.experiment)
+                check_start(task.experiment)
             except GOES_WRONG as error:
                 failures[task.name] = reason(error)
             except Exception as error:  # a bug, most likely of the user's own method
@@ -198,17 +192,6 @@ def _refused(missing: Sequence[tuple[Cell, Task]]) -> dict[str, str]:
             else:
                 able.add((cell.row, cell.column))
     return failures
-
-
-def _check(experiment: Experiment) -> None:
-    """What a run checks before it has a folder, and what its method says before the first client's first step."""
-    experiment = config.check(experiment).resolved()
-    images, federation, _, net, _ = simulate.checked(experiment)
-    nothing = Dataset(torch.zeros(0, *images.x.shape[1:]), torch.zeros(0, dtype=torch.long))  # or it would learn long
-    turn, server = experiment.timetable()[0], Server(net, Tree(), experiment.clients, auxiliary=nothing)
-    job = job_of(open_round(server, turn, experiment.seed), turn, experiment.seed)
-    client, _ = Sequential(net, federation).open(job, 0)
-    turn.stage.algorithm.begin(client)
 
 
 def _whose(cell: Cell, why: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..core.errors import BadInput
+from ..core.located import how_to_point, places_of
 
 
 def data_folders() -> list[Path]:
@@ -27,14 +28,15 @@ def candidates(names: tuple[str, ...]) -> Iterator[Path]:
 
 
 def own_path(path: str, key: str) -> Path:
-    """A path that a user wrote, as it is or inside a data folder."""
+    """A path that a user wrote: where it was for a run, as it is, or inside a data folder."""
     if not path:
         raise BadInput(f"{key} is empty; set it to where the data is, e.g. {key}=my/data")
     written = Path(path).expanduser()
-    for place in [written] if written.is_absolute() else [written, *(root / written for root in data_folders())]:
+    around = [] if written.is_absolute() else [root / written for root in data_folders()]
+    for place in (*places_of(path), written, *around):
         if place.exists():
             return place.absolute()
-    raise BadInput(f"{key} is {path!r}, but there is no such file or folder")
+    raise BadInput(f"{key} is {str(path)!r}, but there is no such file or folder{how_to_point(path, key)}")
 
 
 def inside(root: Path, name: str, listed_in: Path) -> Path:

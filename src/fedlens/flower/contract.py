@@ -19,6 +19,7 @@ from ..core.tree import Tree
 from ..core.wire import encode
 from ..data import Images
 from ..experiment import Execution, Experiment
+from ..robust.defence import Defence
 
 Timetable = Sequence[tuple[Stage, int, int]]
 
@@ -27,6 +28,11 @@ Timetable = Sequence[tuple[Stage, int, int]]
 _TOLD = {"partition", "clients", "cohort", "model", "algorithm", "local", "rounds", "weighting", "buffers", "uplink"}
 _TOLD |= {"defences", "augment", "evaluate", "seed", "precision", "compile"}
 _SIDES, _CLASSES, _NAMED = 4096, 100_000, 200  # pixels of an image; classes; characters of a class
+_SIMULATED = {
+    "faults": "faults are injected into simulations; a deployed run has its own: leave faults out",
+    "attack": "attack makes clients of a simulation hostile; nodes are what they are: leave attack out",
+    "devices": "devices are for the clock of a simulation; a deployed run takes real seconds: leave devices out",
+}
 
 
 def contract(experiment: Experiment, images: Images, run: str) -> dict[str, Any]:
@@ -164,3 +170,40 @@ def digest(*parts: Any) -> str:
         data = part if isinstance(part, bytes) else json.dumps(part, sort_keys=True).encode()
         found.update(len(data).to_bytes(8, "little") + data)
     return found.hexdigest()
+
+
+# ---- what cannot be deployed -----------------------------------------------------------------------------------------
+def check_deployable(experiment: Experiment) -> None:
+    """Refuses what means something in a simulation alone, and what silent nodes would make untrue."""
+    for name, sentence in _SIMULATED.items():
+        if getattr(experiment.execution if name == "devices" else experiment, name):
+            raise BadInput(sentence)
+    if experiment.execution.checkpoint != 1:  # nodes remember two rounds, and no more
+        raise BadInput(
+            f"checkpoint is {experiment.execution.checkpoint}, but a deployed run keeps every round for a server "
+            "that is killed: leave checkpoint out"
+        )
+    for stage, _, _ in experiment.timetable():
+        whole = stage.cohort.size(experiment.clients)
+        trusting = any(getattr(transform, "trust", "") == "aggregator" for transform in stage.uplink)
+        if trusting and experiment.policy.min_replies < whole:
+            raise BadInput(
+                "uplink dp with trust=aggregator counts on everyone's noise, and a node can be silent: set "
+                f"policy.min_replies={whole}, with which a round does not count unless everyone answers, or "
+                "trust=nobody"
+            )
+        for defence in stage.defences:
+            enough = [count for count in range(1, whole + 1) if _promises(defence, count)]
+            if enough and experiment.policy.min_replies < enough[0]:
+                raise BadInput(
+                    f"defences.{defence.name} promises nothing for fewer than {enough[0]} replies, and nodes can be "
+                    f"silent: set policy.min_replies={enough[0]}, below which a round does not count"
+                )
+
+
+def _promises(defence: Defence, replies: int) -> bool:
+    try:
+        defence.check(replies)
+    except BadInput:
+        return False
+    return True

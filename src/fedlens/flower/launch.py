@@ -74,12 +74,29 @@ def require_flower() -> None:
 def init(folder: Path, words: Sequence[str], host: str, port: int, listen: str = "") -> Path:
     """The folder of a new federation; its certificates come next."""
     from .. import config
+    from .contract import check_deployable
 
-    if (folder / "server").exists():
-        raise BadInput(f"{folder} already holds a federation; choose another folder")
+    if taken := next((name for name in ("server", "nodes") if (folder / name).exists()), ""):
+        raise BadInput(f"{folder} already holds a federation ({taken}); choose another folder")
     out = [] if any(word.startswith("out=") for word in words) else [f"out={(folder / 'server' / 'run').resolve()}"]
     settings = [*words, *out]
     experiment = config.read(None, settings)
+    check_deployable(experiment)
+    made = next(place for place in (folder, *folder.absolute().parents) if place.exists() or place.parent.exists())
+    is_new = not made.exists()
+    try:
+        inner = port + _INNER if port + _INNER < 1 << 16 else port - _INNER
+        where = {"host": host, "port": port, "listen": listen or host, "inner": inner}
+        return _written(folder, settings, experiment, where)
+    except OSError as error:
+        for place in [made] if is_new else [folder / "server", folder / "nodes"]:
+            shutil.rmtree(place, ignore_errors=True)
+        raise BadInput(f"{folder} cannot hold a federation ({error.strerror})") from None
+
+
+def _written(folder: Path, settings: Sequence[str], experiment: Any, where: dict[str, Any]) -> Path:
+    from .. import config
+
     app = folder / "server" / "app"
     (app / "federation").mkdir(parents=True)
     (app / "pyproject.toml").write_text(
@@ -91,8 +108,7 @@ def init(folder: Path, words: Sequence[str], host: str, port: int, listen: str =
         (app / "federation" / f"{side}.py").write_text(
             f"from fedlens.flower import {side}\n\napp = {side}.app\n", "utf-8"
         )
-    inner = port + _INNER if port + _INNER < 1 << 16 else port - _INNER
-    link = json.dumps({"host": host, "port": port, "listen": listen or host, "inner": inner}) + "\n"
+    link = json.dumps(where) + "\n"
     (folder / "server" / "link.json").write_text(link, "utf-8")
     for client in range(experiment.clients):
         place = folder / "nodes" / str(client)
@@ -136,10 +152,11 @@ def node_folders(folder: Path) -> list[Path]:
 # ---- command lines ---------------------------------------------------------------------------------------------------
 def server_environment(folder: Path) -> dict[str, str]:
     """Flower's own folder lies in ours, and knows the SuperLink."""
-    home = (folder / "server" / "flower").resolve()
+    home, link = (folder / "server" / "flower").resolve(), Link.of(folder / "server")
+    _require(folder / "server", "tls.crt")
     home.mkdir(exist_ok=True)
     ca = json.dumps(str((folder / "server" / "ca.crt").resolve()))
-    address = json.dumps(Link.of(folder / "server").inside)
+    address = json.dumps(link.inside)
     text = f'[superlink]\ndefault = "{_CONNECTION}"\n\n[superlink.{_CONNECTION}]\n'
     (home / "config.toml").write_text(f"{text}address = {address}\nroot-certificates = {ca}\n", "utf-8")
     return {**ENVIRONMENT, "FLWR_HOME": str(home)}

@@ -20,32 +20,27 @@ from ..core.check import MIB
 from ..core.errors import BadInput
 from ..core.files import read_json
 from ..core.ledger import Ledger
+from ..core.network import Network
 from ..core.tree import Tree
 from ..data import PARTITIONS, Images
 from ..engines.process import keep_freed_memory, matmuls, threads
 from ..engines.sequential import Sequential
 from ..experiment import Experiment, to_device
-from ..robust.defence import Defence
 from ..runs.checkpoints import Checkpoint
 from ..runs.figure import draw_run
 from ..runs.folder import RunFolder, config_hash, passport
+from ..runs.places import remember
 from ..runs.read import Result
 from ..runs.trackers import check as check_trackers
 from ..runs.trackers import tracked
 from ..simulate import checks as scope
 from ..simulate.recorder import Nobody, Parts, Recorder, Watcher, progress_line
 from ..simulate.run import check_pool, label_counts, public_images, reply_check, session
-from .contract import contract, order_of
+from .contract import check_deployable, contract, order_of
 from .engine import Flower, Nodes
 from .launch import flower_runs
 
 app = ServerApp()
-
-_SIMULATED = {
-    "faults": "faults are injected into simulations; a deployed run has its own: leave faults out",
-    "attack": "attack makes clients of a simulation hostile; nodes are what they are: leave attack out",
-    "devices": "devices are for the clock of a simulation; a deployed run takes real seconds: leave devices out",
-}
 
 
 @app.main()
@@ -73,11 +68,13 @@ def federate(
             f"out is {asked.execution.out!r}, but a server needs the whole path of the run's folder, such as /data/run"
         )
     experiment = config.check(asked.with_execution(engine="sequential")).resolved()
-    _check(experiment)
+    check_deployable(experiment)
     images = experiment.data.load()
     scope.check(experiment, images)
     check_trackers(experiment)
-    folder = _folder(experiment)
+    with threads(1):
+        ready = images, experiment.network(images), public_images(experiment)
+    folder = _folder(experiment)  # from here on it is written to
     with folder.locked():
         checkpoint, _ = folder.load()
         if (before := folder.result()) and checkpoint and checkpoint.round == len(experiment.timetable()):
@@ -86,45 +83,9 @@ def federate(
         waits = {name: float(settings.get(name, usual)) for name, usual in (("wait", 600), ("patience", 600))}
         book = _Book(folder, flower_run)
         with tracked(watcher or Nobody(), experiment, folder.path, start.round) as told:
-            result = _carry_on(grid, folder, book.run, experiment, images, start, told, **waits)
+            result = _carry_on(grid, folder, book.run, experiment, ready, start, told, **waits)
         book.close()
         return result
-
-
-def _check(experiment: Experiment) -> None:
-    """What means something in a simulation alone, and what silent nodes would make untrue."""
-    for name, sentence in _SIMULATED.items():
-        if getattr(experiment.execution if name == "devices" else experiment, name):
-            raise BadInput(sentence)
-    if experiment.execution.checkpoint != 1:  # nodes remember two rounds, and no more
-        raise BadInput(
-            f"checkpoint is {experiment.execution.checkpoint}, but a deployed run keeps every round for a server "
-            "that is killed: leave checkpoint out"
-        )
-    for stage, _, _ in experiment.timetable():
-        whole = stage.cohort.size(experiment.clients)
-        trusting = any(getattr(transform, "trust", "") == "aggregator" for transform in stage.uplink)
-        if trusting and experiment.policy.min_replies < whole:
-            raise BadInput(
-                "uplink dp with trust=aggregator counts on everyone's noise, and a node can be silent: set "
-                f"policy.min_replies={whole}, with which a round does not count unless everyone answers, or "
-                "trust=nobody"
-            )
-        for defence in stage.defences:
-            enough = [count for count in range(1, whole + 1) if _promises(defence, count)]
-            if enough and experiment.policy.min_replies < enough[0]:
-                raise BadInput(
-                    f"defences.{defence.name} promises nothing for fewer than {enough[0]} replies, and nodes can be "
-                    f"silent: set policy.min_replies={enough[0]}, below which a round does not count"
-                )
-
-
-def _promises(defence: Defence, replies: int) -> bool:
-    try:
-        defence.check(replies)
-    except BadInput:
-        return False
-    return True
 
 
 class _Book:
@@ -164,7 +125,7 @@ def _carry_on(
     folder: RunFolder,
     run: str,
     experiment: Experiment,
-    images: Images,
+    ready: tuple[Images, Network, Images | None],
     start: Checkpoint,
     watcher: Watcher,
     *,
@@ -175,11 +136,11 @@ def _carry_on(
         folder.log(f"note: {text}")
         watcher.note(text)
 
-    public = public_images(experiment)
+    images, net, public = ready
     agreed = contract(experiment, images, run)
     keep_freed_memory()
     with threads(1), matmuls(experiment.execution.precision):
-        net = experiment.network(images).to(experiment.execution.device)
+        net = net.to(experiment.execution.device)
         nodes = Nodes(grid, agreed, experiment.clients, say, experiment.policy.max_reply_mib * MIB)
         nodes.gather(wait)
         # Where nodes bring their own data, the server's is one party's alone, and only its test part is looked at.
@@ -197,7 +158,7 @@ def _carry_on(
         )
         if not (folder.path / "passport.json").exists():
             card = passport(experiment, images, split)
-            card |= {"engine": "flower", "nodes_own_data": nodes.own_data}
+            card |= {"engine": "flower", "nodes_own_data": nodes.own_data, **remember(folder, experiment)}
             if nodes.own_data:
                 card |= {"split_hash": None, "split_notes": []}  # nobody here knows it
             known = None if nodes.own_data else split

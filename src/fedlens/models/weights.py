@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.errors import BadInput
+from ..core.located import how_to_point, places_of
 
 STAND_IN = Path("weights/resnet18_tinyimagenet32_fp16.safetensors")  # under FEDLENS_DATA
 
@@ -41,7 +42,7 @@ def at_hand(source: str) -> bool:
     """Whether these weights are on this machine: nothing is fetched to find out."""
     if source == "stand-in" or Path(source).expanduser().is_file() or not re.fullmatch(r"[\w.-]+/[\w.-]+", source):
         try:
-            return _find(source).is_file()
+            return find_weights(source).is_file()
         except BadInput:
             return False
     try:
@@ -85,14 +86,17 @@ def _read(source: str) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    path = _find(source)
+    path = find_weights(source)
     try:
         return load_file(path)
     except (SafetensorError, OSError) as error:
         raise BadInput(f"weights={source} cannot be read as a safetensors file: {error}") from error
 
 
-def _find(source: str) -> Path:
+def find_weights(source: str) -> Path:
+    """The file: the copy that a run has kept, or what the source names; refused where there is none."""
+    if kept := [place for place in places_of(source) if place.is_file()]:
+        return kept[0]
     if source == "stand-in":
         root = os.environ.get("FEDLENS_DATA")
         if not root or not (Path(root) / STAND_IN).is_file():
@@ -106,7 +110,8 @@ def _find(source: str) -> Path:
     if os.path.isfile(path):
         return path
     if path.suffix == ".safetensors" or not re.fullmatch(r"[\w.-]+/[\w.-]+", source):
-        raise BadInput(f"weights={source}: no such file, and not a hub id such as timm/resnet18.tv_in1k")
+        said = f"weights={source}: no such file, and not a hub id such as timm/resnet18.tv_in1k"
+        raise BadInput(f"{said}{how_to_point(source, 'model.weights')}")
     return _download(source)
 
 

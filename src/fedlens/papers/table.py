@@ -16,7 +16,7 @@ from ..core.errors import BadInput
 from ..core.files import write_atomic, write_json
 from ..runs.grid import Cell, Grid, Reported, deviation, mean, placement, protocol_name, runs_of, stored
 from ..runs.rounds import Rounds
-from ..simulate.finish import GOES_WRONG, finish, reason
+from ..simulate.finish import GOES_WRONG, check_start, finish, reason
 from ..simulate.recorder import Watcher
 from .needs import is_part, lacking
 
@@ -52,11 +52,14 @@ def reproduce(
     """
     cells = grid.cells(rows, columns, words)
     table = gather(grid, out, words, cells)
+    asked = [(cell, seed) for seed in seeds for cell in cells]
+    failures = _refused([(cell, seed) for cell, seed in asked if seed not in table.done[cell.row, cell.column]], out)
+    if failures and len(failures) == len(asked):  # nothing is written where nothing can begin
+        raise BadInput(next(iter(failures.values())))
     table.write()
-    failures: dict[tuple[str, str, int], str] = {}
     for seed in seeds:
         for cell in cells:
-            if seed in table.done[cell.row, cell.column]:
+            if seed in table.done[cell.row, cell.column] or (cell.row, cell.column, seed) in failures:
                 continue
             try:
                 if missing := lacking(cell.experiment):
@@ -68,7 +71,27 @@ def reproduce(
             table = replace(table.read(), failures=failures)
             table.write()
             say(table.numbers())
+    if failures != table.failures:
+        table = replace(table, failures=failures)
+        table.write()
     return table
+
+
+def _refused(missing: Sequence[tuple[Cell, int]], out: Path) -> dict[tuple[str, str, int], str]:
+    """Runs that cannot begin, and why. A row and a column that each began elsewhere are not tried once more."""
+    failures: dict[tuple[str, str, int], str] = {}
+    rows, columns = set(), set()
+    for cell, seed in missing:
+        if cell.row in rows and cell.column in columns:
+            continue
+        try:
+            check_start(cell.at(out, seed))
+        except GOES_WRONG as error:
+            failures[cell.row, cell.column, seed] = reason(error)
+        else:
+            rows.add(cell.row)
+            columns.add(cell.column)
+    return failures
 
 
 def gather(grid: Grid, out: Path, words: Sequence[str], asked: Sequence[Cell] = ()) -> PaperTable:

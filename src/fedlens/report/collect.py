@@ -11,6 +11,7 @@ from ..core.errors import BadInput
 from ..core.files import finite
 from ..data import Names
 from ..runs.opened import OpenedRun
+from ..runs.places import without_folders
 from ..runs.read import (
     StoredRun,
     client_accuracies,
@@ -36,7 +37,8 @@ def collect(path: Path, name: str, pictures: Pictures, latency: bool = False) ->
         with damage_of(path):
             settings = settings_of(path)
             method = method_of(settings["algorithm"])
-            blank |= {"method": method, "settings": flat(settings), "seed": settings.get("seed")}
+            shown = {key: without_folders(value) for key, value in flat(settings).items()}
+            blank |= {"method": method, "settings": shown, "seed": settings.get("seed")}
             return finite(blank | _intact(StoredRun.read(path), pictures, name, latency))
     except BadInput as error:
         return finite(blank | {"trouble": str(error)})
@@ -50,7 +52,7 @@ def _intact(run: StoredRun, pictures: Pictures, name: str, latency: bool) -> dic
         "trouble": run.unfinished,
         "rounds": run.rounds,
         "planned": run.planned,
-        "passport": {part: value for part, value in run.passport.items() if part != "names"},
+        "passport": _passport(run.passport),
         "split": run.passport["split_hash"],
         "data": run.passport["data"]["sha256"],
         "curves": run.curves(),
@@ -59,12 +61,25 @@ def _intact(run: StoredRun, pictures: Pictures, name: str, latency: bool) -> dic
         "seconds": run.total("seconds") or 0.0,
         "owned": owned(counts, names) if (counts := label_counts(run.folder)) else None,
         "privacy": run.json("privacy.json"),
-        "audit": run.json("audit.json"),
+        "audit": _without_run(run.json("audit.json")),
         "flower": _flower(run),
         "sub_models": [{**row, "name": names.client(row["client"])} for row in own.get("sub_models", ())],
         "timed": own.get("timed", ""),
         "pictures": pictures.of(run.folder.figures, name),
     }
+
+
+def _passport(card: dict[str, Any]) -> dict[str, Any]:
+    """What may be shown to anybody: not where files lie on this machine."""
+    shown = {part: value for part, value in card.items() if part != "names"}
+    for part in ("data", "auxiliary"):
+        if part in shown:
+            shown[part] = {name: without_folders(value) for name, value in shown[part].items()}
+    return shown
+
+
+def _without_run(audit: dict[str, Any] | None) -> dict[str, Any] | None:
+    return audit and {name: value for name, value in audit.items() if name != "run"}
 
 
 def _flower(run: StoredRun) -> dict[str, Any] | None:

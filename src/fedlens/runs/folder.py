@@ -26,6 +26,7 @@ from .. import __version__, config
 from ..core.errors import BadInput
 from ..core.files import Unsynced, append_line, json_bytes, read_bytes, read_json
 from ..core.ledger import Ledger
+from ..core.located import portable
 from ..core.memories import Memories
 from ..core.tree import Tree
 from ..core.yaml_dialect import read_yaml
@@ -51,13 +52,13 @@ class RunFolder:
         self.unsynced = Unsynced()
         self._store = CheckpointStore(self.path, self.unsynced)
         self.figures = self.path / "figures"
-        self._is_new = False
+        self.is_new = False
 
     # ---- beginning and ending ----
     @classmethod
     def create(cls, experiment: Experiment) -> RunFolder:
         folder = cls(experiment.execution.out or _free_name(experiment))
-        folder._is_new = not folder.path.exists() or (folder.path.is_dir() and not any(folder.path.iterdir()))
+        folder.is_new = not folder.path.exists() or (folder.path.is_dir() and not any(folder.path.iterdir()))
         if (folder.path / "config.yaml").exists():
             raise BadInput(
                 f"{folder.path} already holds a run; resume it with `fedlens resume`, or choose another out="
@@ -79,7 +80,7 @@ class RunFolder:
         """
         log = self.path / "log.txt"
         began = log.exists() and any(line.startswith(b"round ") for line in log.read_bytes().splitlines())
-        if self._is_new and not began:
+        if self.is_new and not began:
             shutil.rmtree(self.path, ignore_errors=True)
 
     @classmethod
@@ -276,8 +277,8 @@ def _readable(path: Path) -> bool:
 
 
 def config_hash(experiment: Experiment) -> str:
-    """Of all that can change a result: not of where and how it runs."""
-    return _digest(json.dumps(config.science(experiment), sort_keys=True).encode())
+    """Of all that can change a result: not of where and how it runs, nor of where its files lie."""
+    return _digest(json.dumps(portable(config.science(experiment)), sort_keys=True).encode())
 
 
 def device_name(device: str) -> str:

@@ -16,6 +16,7 @@ from .. import config
 from ..core.errors import BadInput, nearest
 from ..experiment import Experiment
 from .folder import RunFolder, config_hash
+from .places import typed
 
 _LONGEST = 80  # characters of a protocol in a file's name
 
@@ -188,7 +189,7 @@ def stored(folder: RunFolder, experiment: Experiment) -> Experiment:
     found, experiment = config.read(folder.config), config.check(experiment)  # 70 is stored as 70.0
     asked = {name: getattr(experiment.execution, name) for name in ("device", "precision")}
     placed = {name: getattr(found.execution, name) if value == "auto" else value for name, value in asked.items()}
-    if config_hash(experiment.with_execution(**placed)) != config_hash(found):
+    if config_hash(experiment.with_execution(**placed)) != config_hash(found) or typed(experiment) != typed(found):
         raise BadInput(f"{folder.path} holds another experiment than this cell's; move it away or choose another --out")
     return found
 

@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .. import config
 from ..core.algorithm import Server
 from ..core.batches import Federation, Shard
 from ..core.errors import BadInput
@@ -25,8 +24,9 @@ from ..core.tree import Tree
 from ..data import Images
 from ..engines.process import matmuls, threads
 from ..engines.sequential import Sequential
-from ..experiment import Experiment, build
+from ..experiment import Experiment, to_device
 from .folder import Checkpoint, RunFolder
+from .places import check_origin, opened
 from .read import client_evaluation, method_of, rounds_of, settings_of
 
 
@@ -41,15 +41,21 @@ class OpenedRun:
     federation: Federation
 
     @classmethod
-    def open(cls, path: str | Path, device: str = "", precision: str = "") -> OpenedRun:
-        """On this device, or a GPU where there is one; in this precision, or the run's own where the device has it."""
+    def open(cls, path: str | Path, device: str = "", precision: str = "", words: Sequence[str] = ()) -> OpenedRun:
+        """On this device, or a GPU where there is one; in this precision, or the run's own where the device has it.
+
+        Its data are found from wherever this is; words such as data.path=PLACE say where they have gone.
+        """
         folder = RunFolder.open(path)
-        stored = config.read(folder.config)
+        stored = opened(folder, words)
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         has = device != "cpu" or stored.execution.precision in ("fp32", "fp64")
         precision = precision or (stored.execution.precision if has else "fp32")
         experiment = stored.with_execution(device=device, precision=precision)
-        return cls(folder, experiment, experiment.data.load(), *build(experiment))
+        images = experiment.data.load()
+        net, (federation, split) = experiment.network(images).to(device), experiment.federation(images)
+        check_origin(folder, experiment, images, split=split.hash)
+        return cls(folder, experiment, images, net, to_device(experiment, federation))
 
     @property
     def evaluated_on(self) -> str:

@@ -18,6 +18,7 @@ from ..core.errors import BadInput
 from ..core.memories import name
 from ..experiment import Experiment
 from .folder import RunFolder, code_hash, config_hash, device_name
+from .places import places, stored_places
 from .rounds import Rounds
 
 _DEPTH = 4  # reproduced/PAPER/TABLE/CELL/SEED, or COMPARISON/METHOD/SEED
@@ -37,6 +38,7 @@ def begin_alike(experiment: Experiment, among: Path) -> RunFolder | None:
             shutil.rmtree(folder.path, ignore_errors=True)
             continue
         RunFolder.create(experiment)
+        folder.is_new = True
         folder.log(f"rounds 1 to {round} are those of {donor.path}")
         return folder
     return None
@@ -51,13 +53,15 @@ def _runs(among: Path) -> Iterator[RunFolder]:
 def _shared(donor: RunFolder, experiment: Experiment) -> int:
     """How many rounds are the same in both and can be taken up; 0 if none."""
     try:
-        card, other = donor.passport(), config.read(donor.config)
+        card, other, known = donor.passport(), config.read(donor.config), stored_places(donor)
     except BadInput:
         return 0
     if card["code"]["sha256"] != code_hash() or card["device_name"] != device_name(experiment.execution.device):
         return 0  # other bits
     like = replace(other, algorithm=experiment.algorithm, rounds=experiment.rounds)
     if config_hash(like) != config_hash(experiment) or like.execution.compile != experiment.execution.compile:
+        return 0
+    if known != places(experiment):  # the same name of another file
         return 0
     mine, theirs = steps(experiment), steps(other)
     alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(mine, theirs, strict=False)))

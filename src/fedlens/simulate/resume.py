@@ -9,22 +9,28 @@ from pathlib import Path
 from .. import config
 from ..core.errors import BadInput
 from ..experiment import Execution, Experiment
+from ..privacy.report import Disclosure
 from ..runs.folder import RunFolder, code_hash, config_hash
+from ..runs.places import check_origin, opened, point, pointers
 from ..runs.read import Result
 from ..runs.reuse import steps
 from .recorder import Nobody, Watcher
-from .run import carry_on, inputs
+from .run import carry_on, checked
 
 
 def resume(path: str | Path, words: Sequence[str] = (), *, watcher: Watcher | None = None) -> Result:
-    """Go on after a crash, to the same bits; `words` may change where it runs and how many rounds."""
+    """Go on after a crash, to the same bits; `words` may change where it runs and how many rounds.
+
+    Words such as data.path=PLACE say where its files are now, which the run remembers.
+    """
     mended = RunFolder(path).mend()
     folder = RunFolder.open(path)
-    for word in words:
+    pointed, others = pointers(config.read(folder.config), words)
+    for word in others:
         if not changeable(word):
             can = ", ".join(("rounds", *_MOVABLE, "uplink.dp.budget"))
             raise BadInput(f"{word.partition('=')[0]} cannot change when a run is resumed; {can} can")
-    began, experiment = (config.read(folder.config, w).with_execution(out=str(folder.path)) for w in ((), words))
+    began, experiment = (opened(folder, w).with_execution(out=str(folder.path)) for w in ((), words))
     experiment = experiment.resolved()
     with folder.locked():
         _same_settings(folder, began)
@@ -34,10 +40,17 @@ def resume(path: str | Path, words: Sequence[str] = (), *, watcher: Watcher | No
             raise BadInput(f"uplink.dp.budget cannot change: {folder.path} runs without uplink=dp")
         _same_path(began, experiment, done, folder.path)
         if (before := folder.result()) and done == len(experiment.timetable()):
-            return Result.stored(before)
-        if config_hash(experiment) != config_hash(began):  # a later resume aims for the new rounds and budget too
-            folder.change(experiment)
-        return carry_on(folder, experiment, inputs(experiment), checkpoint, [*mended, *notes], watcher or Nobody())
+            if pointed:
+                check_origin(folder, experiment, experiment.data.load())
+                point(folder, pointed)
+            return Result.stored({**before, "run": str(folder.path)})  # it may have been moved
+        # All that can be refused is, before anything is written.
+        ready = checked(experiment)
+        check_origin(folder, experiment, ready.images, ready.public, ready.split.hash)
+        spent = folder.path / "privacy.json", experiment.timetable(), experiment.clients, experiment.seed
+        Disclosure(*spent).refuse(done)
+        point(folder, pointed)
+        return carry_on(folder, experiment, ready, checkpoint, [*mended, *notes], watcher or Nobody())
 
 
 _MOVABLE = [each.name for each in fields(Execution) if each.name not in Execution.FIXED]

@@ -33,7 +33,8 @@ from ..robust.attacks import Backdoor, Hostile
 from ..robust.faults import Faulty
 from ..runs.checkpoints import Checkpoint
 from ..runs.figure import draw_run
-from ..runs.folder import RunFolder, passport
+from ..runs.folder import RunFolder, config_hash, passport
+from ..runs.places import remember
 from ..runs.read import Result
 from ..runs.trackers import check as check_trackers
 from ..runs.trackers import tracked
@@ -109,16 +110,15 @@ def carry_on(
     card = passport(experiment, images, split)
     if public is not None:
         card["auxiliary"] = {"name": public.name, "origin": public.origin, "sha256": public.checksum}
-    if (folder.path / "passport.json").exists():
-        _same_origin(folder.passport(), card)
-    else:
+    if not (folder.path / "passport.json").exists():
+        card |= remember(folder, experiment)
         folder.register(card, split, label_counts(federation, len(images.classes)))
     folder.unsynced.durable = experiment.execution.durable
     folder.unsynced.mkdir(folder.memories)
     folder.tidy(start)
     keep_freed_memory()
     tracking = tracked(watcher, experiment, folder.path, start.round)
-    with _last_words(folder), threads(1), matmuls(experiment.execution.precision), tracking as watcher:
+    with _last_words(folder) as began, threads(1), matmuls(experiment.execution.precision), tracking as watcher:
         net, federation = net.to(experiment.execution.device), to_device(experiment, federation)
         engine = _engine(experiment, net, federation, folder, start)
         engine.heard = watcher.clients
@@ -137,6 +137,9 @@ def carry_on(
             check = reply_check(experiment, net, federation) if experiment.faults else None
             asked = Faulty(engine, experiment.faults) if experiment.faults else engine
             auxiliary = None if public is None else experiment.public(public, images)
+            if config_hash(config.read(folder.config)) != config_hash(experiment):
+                folder.change(experiment)  # a later resume aims for the new rounds and budget, too
+            began.append(True)
             result = session(recorder, asked, net, [*notes, *split.notes], auxiliary, check)
         finally:
             engine.close()
@@ -176,11 +179,14 @@ def session(
 
 
 @contextmanager
-def _last_words(folder: RunFolder) -> Iterator[None]:
-    """Why a run ended early, in its log; one that is killed has none."""
+def _last_words(folder: RunFolder) -> Iterator[list[bool]]:
+    """Why a run ended early, in its log; one that is killed has none, and one refused before it `began` needs none."""
+    began: list[bool] = []
     try:
-        yield
+        yield began
     except BaseException as error:
+        if isinstance(error, BadInput) and not began:
+            raise
         stopped = isinstance(error, KeyboardInterrupt | Stopped)
         said = " ".join(str(error).split())
         with suppress(OSError):  # the disk may be full, which is then the reason
@@ -244,14 +250,3 @@ def _in_actor(experiment: Experiment, memories: Memories) -> Sequential:
     """The engine of a process that does nothing else, as long as it lives."""
     matmuls(experiment.execution.precision).__enter__()
     return _in_process(experiment, *build(experiment), memories)
-
-
-def _same_origin(before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Other data or another split would silently be another experiment."""
-    for part in ("data", "auxiliary"):
-        if part in now and part in before and before[part]["sha256"] != now[part]["sha256"]:
-            raise BadInput(
-                f"the {part} of this run have changed: {before[part]['name']} had another checksum when it began"
-            )
-    if before["split_hash"] != now["split_hash"]:
-        raise BadInput("the split of this run cannot be made again: its hash differs from the one in passport.json")

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from .. import config
 from ..core.algorithm import Stage
 from ..core.errors import BadInput
 from ..core.ledger import Entry
@@ -17,6 +16,7 @@ from ..devices.profiles import Devices
 from ..engines.sequential import Sequential
 from ..experiment import Experiment
 from ..runs.folder import RunFolder
+from ..runs.places import opened
 from ..runs.read import label_counts
 
 
@@ -44,7 +44,7 @@ class Timing(NamedTuple):
 def timing(path: str | Path, devices: Devices) -> Timing:
     """How long a run would have taken on these devices, from its tables."""
     folder = RunFolder.open(path)
-    experiment = config.read(folder.config)
+    experiment = opened(folder)
     if (counts := label_counts(folder)) is None:
         raise BadInput(f"{folder.path} is incomplete: label_counts.json is missing")
     sizes = [sum(row) for row in counts]

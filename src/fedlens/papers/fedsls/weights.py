@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ... import config
 from ...algorithms.fedsls import MeasureSaliency
 from ...attribution.figures import as_picture, coloured
 from ...attribution.similarity import rank_correlation
@@ -21,6 +20,7 @@ from ...explain.run import some_images
 from ...plots.style import caption, pyplot, save
 from ...runs.folder import RunFolder
 from ...runs.opened import OpenedRun
+from ...runs.places import opened
 from ...runs.read import rounds_of
 from .latents import saliency_maps
 from .saliency import agreement_matrix, client_weights, pictures
@@ -46,7 +46,7 @@ def explain_weights(
     A map is that of the first layer, by the copy that a client trained before the first round, made again here.
     """
     folder = RunFolder.open(path)
-    experiment = config.read(folder.config).with_execution(device="cpu", precision="fp32")
+    experiment = opened(folder).with_execution(device="cpu", precision="fp32")
     checkpoint, _ = folder.load()
     weights = weights_of(folder.client_memories(checkpoint.round), experiment.algorithm) if checkpoint else None
     if weights is None:

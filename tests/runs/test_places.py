@@ -1,0 +1,176 @@
+"""A run stands alone: moved, and opened from a third folder, without its weights and with data that have moved, too."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from fedlens import config
+from fedlens.audit.run import prepared
+from fedlens.core.errors import BadInput
+from fedlens.explain.run import explain_run
+from fedlens.models import MODELS
+from fedlens.report.page import write
+from fedlens.runs.diff import differences
+from fedlens.runs.folder import RunFolder
+from fedlens.runs.opened import OpenedRun
+from fedlens.runs.places import FILE, WEIGHTS, places, typed, without_folders
+from fedlens.runs.reuse import begin_alike
+from fedlens.simulate.resume import resume
+from fedlens.simulate.run import run
+from tiny import Net, Tiny
+
+WORDS = ("data=npz", "data.path=x.npz", "model=tiny", "model.weights=w.safetensors", "algorithm=fedper", "clients=3")
+SMALL = (
+    "cohort=1",
+    "evaluate.personal_every=2",
+    "local.steps=1",
+    "local.batch_size=4",
+    "engine=sequential",
+    "picture=false",
+    "transcript=10",
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _tiny():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(MODELS, "tiny", Tiny)
+        config._names.cache_clear()
+        yield
+    config._names.cache_clear()
+
+
+def images(path: Path, seed: int = 0) -> None:
+    draw = np.random.default_rng(seed)
+    parts = {f"x_{part}": draw.integers(0, 255, (90, 6, 6), np.uint8) for part in ("train", "test")}
+    np.savez(path, **parts, **{f"y_{part}": np.arange(90) % 3 for part in ("train", "test")})
+
+
+@pytest.fixture(scope="module")
+def began(tmp_path_factory):
+    """A folder with data, weights, a run that stopped after two rounds, and the same run that did not."""
+    home = tmp_path_factory.mktemp("home")
+    images(home / "x.npz")
+    torch.manual_seed(1)
+    save_file(Net(3, 36).state_dict(), home / "w.safetensors")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        for name, rounds in (("two", 2), ("whole", 6)):
+            run(config.read(None, [*WORDS, *SMALL, f"rounds={rounds}", f"out={name}"]))
+    return home
+
+
+@pytest.fixture
+def moved(began, tmp_path, monkeypatch):
+    """The run in another folder, looked at from a third; its weights are gone."""
+    home = Path(shutil.copytree(began, tmp_path / "home"))
+    folder = Path(shutil.move(began_run(home, began), tmp_path / "archive" / "run"))
+    (home / "w.safetensors").unlink()
+    (tmp_path / "third").mkdir()
+    monkeypatch.chdir(tmp_path / "third")
+    return folder
+
+
+def began_run(home: Path, before: Path) -> Path:
+    """As if it had been run in `home`."""
+    (home.parent / "archive").mkdir()
+    text = (home / "two" / FILE).read_text()
+    assert str(before) in text
+    (home / "two" / FILE).write_text(text.replace(str(before), str(home)))
+    return home / "two"
+
+
+def test_what_is_typed_is_found_and_written_beside_it(began):
+    folder = RunFolder(began / "two")
+    experiment = config.read(folder.config)
+    assert typed(experiment) == {"data.path": "x.npz", "model.weights": "w.safetensors"}
+    found = {"data.path": str(began / "x.npz"), "model.weights": str(began / "w.safetensors")}
+    assert folder.read_json(FILE) == found
+    assert (began / "two" / WEIGHTS).read_bytes() == (began / "w.safetensors").read_bytes()
+    texts = [(began / "two" / name).read_text() for name in ("config.yaml", "log.txt", "result.json")]
+    assert not any(str(began) in text for text in texts)
+
+
+def test_a_moved_run_is_opened_explained_reported_audited_and_resumed(moved, began, tmp_path):
+    there = OpenedRun.open(moved, device="cpu")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(began)
+        here = OpenedRun.open(began / "two", device="cpu")
+    for client in range(3):
+        mine, theirs = (dict(each.model(client).paths()) for each in (here, there))
+        assert mine.keys() == theirs.keys() and all(torch.equal(mine[path], theirs[path]) for path in mine)
+    assert explain_run(moved, clients=[0], count=2, methods=["gradient"]).stat().st_size > 1000
+    page = write([moved], tmp_path / "report.html").read_text()
+    assert str(tmp_path) not in page and "fedper" in page
+    transcript, _ = prepared(RunFolder(moved), (), 20, 1, "cpu")
+    assert len(transcript) == 2
+    result = resume(moved, ["rounds=6"])  # clients that never took part begin with the first weights
+    assert result.rounds == 6 and [*differences(moved, began / "whole")] == []
+
+
+def test_data_that_have_gone_are_named_and_pointed_to_once(moved, tmp_path):
+    shutil.move(tmp_path / "home" / "x.npz", tmp_path / "now.npz")
+    before = RunFolder(moved).config.read_bytes()
+    said = f"data.path is 'x.npz', .* nor is there {tmp_path}/home/x.npz; say where it is now: fedlens resume"
+    for use in (lambda: OpenedRun.open(moved), lambda: resume(moved, ["rounds=4"])):
+        with pytest.raises(BadInput, match=rf"{said} {moved} data.path=PLACE"):
+            use()
+    assert RunFolder(moved).config.read_bytes() == before
+    assert OpenedRun.open(moved, words=[f"data.path={tmp_path / 'now.npz'}"]).net
+    resume(moved, [f"data.path={tmp_path / 'now.npz'}", "rounds=2"])  # complete: nothing is left but to remember
+    assert OpenedRun.open(moved).net and RunFolder(moved).config.read_bytes() == before
+    assert resume(moved, ["rounds=3"]).rounds == 3
+    with pytest.raises(BadInput, match=r"data.path is 'nowhere', but there is no such file or folder$"):
+        resume(moved, ["data.path=nowhere"])
+
+
+def test_data_that_moved_with_the_run_are_found_beside_it(moved, tmp_path):
+    shutil.move(tmp_path / "home" / "x.npz", moved.parent / "x.npz")
+    assert OpenedRun.open(moved).net
+
+
+def test_other_data_are_refused(moved, tmp_path):
+    images(tmp_path / "home" / "x.npz", seed=7)
+    for use in (OpenedRun.open, lambda path: resume(path, ["rounds=3"])):
+        with pytest.raises(BadInput, match=r"the data of this run have changed.*data.path=PLACE"):
+            use(moved)
+
+
+def test_damaged_weights_of_its_own_are_none(moved):
+    data = bytearray((moved / WEIGHTS).read_bytes())
+    data[-1] ^= 1
+    (moved / WEIGHTS).write_bytes(data)
+    with pytest.raises(BadInput, match=r"weights=w.safetensors: no such file.*model.weights=PLACE"):
+        OpenedRun.open(moved)
+
+
+def test_a_beginning_over_another_file_of_the_same_name_is_not_taken(began, tmp_path, monkeypatch):
+    shutil.copytree(began / "two", tmp_path / "runs" / "two")
+    more = [*WORDS, *SMALL[:-1], "rounds=6"]
+    (tmp_path / "runs" / "two" / "config.yaml").write_text(
+        (began / "two" / "config.yaml").read_text().replace("transcript: 10.0", "transcript: 0.0")
+    )
+    monkeypatch.chdir(began)
+    asked = config.read(None, more).with_execution(out=str(tmp_path / "runs" / "a"))
+    assert begin_alike(asked, tmp_path / "runs") is not None
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    images(elsewhere / "x.npz", seed=3)
+    shutil.copy(began / "w.safetensors", elsewhere)
+    monkeypatch.chdir(elsewhere)
+    asked = config.read(None, more).with_execution(out=str(tmp_path / "runs" / "b"))
+    assert places(asked)["data.path"] == str(elsewhere / "x.npz")
+    assert begin_alike(asked, tmp_path / "runs") is None
+
+
+def test_nobody_else_is_told_where_files_lie():
+    assert without_folders("file /home/me/my data/x.npz; not cached, as /tmp/c cannot be written") == (
+        "file x.npz; not cached, as c cannot be written"
+    )
+    for text in ("timm/resnet18", "https://host/a/b", "50 / 100", "x.npz", 7, None):
+        assert without_folders(text) == text
+    assert without_folders("~/data/x.npz") == "x.npz"
