@@ -105,8 +105,14 @@ class RunFolder:
         return self.path / "config.yaml"
 
     def passport(self) -> dict[str, Any]:
-        """Refuses one without what others rely on."""
         card = self.read_json("passport.json")
+        if not isinstance(card, dict):
+            raise BadInput(f"{self.path / 'passport.json'} is damaged: it does not say what the run is")
+        return card
+
+    def full_passport(self) -> dict[str, Any]:
+        """Refuses one without what a resumed run relies on."""
+        card = self.passport()
         try:
             relied = [card["config_hash"], card["code"]["sha256"]]
             for part in {"data", "auxiliary"} & {"data", *card}:

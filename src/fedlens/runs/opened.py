@@ -205,7 +205,7 @@ def named(paths: Sequence[str | Path]) -> dict[str, Path]:
 
 def same_split(runs: Mapping[str, OpenedRun]) -> None:
     """Clients can be compared across runs only when they own the same images."""
-    cards = {name: run.folder.passport() for name, run in runs.items()}
+    cards = {name: run.folder.full_passport() for name, run in runs.items()}
     first = next(iter(cards))
     for name, card in cards.items():
         if (card["split_hash"], card["data"]["sha256"]) != (cards[first]["split_hash"], cards[first]["data"]["sha256"]):

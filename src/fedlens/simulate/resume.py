@@ -64,7 +64,7 @@ def changeable(word: str) -> bool:
 
 def _same_settings(folder: RunFolder, began: Experiment) -> None:
     """A config.yaml changed by hand would silently be another experiment; another version may read it differently."""
-    card = folder.passport() if (folder.path / "passport.json").exists() else None
+    card = folder.full_passport() if (folder.path / "passport.json").exists() else None
     known = {card["config_hash"], *card.get("earlier_hashes", ())} if card else set()
     if card and card["code"]["sha256"] == code_hash() and config_hash(began) not in known:
         raise BadInput(f"{folder.config} has changed since the run began; start a new run with these settings")
