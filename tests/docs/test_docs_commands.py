@@ -190,10 +190,13 @@ def test_a_command_without_a_rule_fails(command, tmp_path, monkeypatch):
 QUICK = {  # a look instead of a measurement
     "attribution.py": "--device cpu --batch 2 --repeats 1 --models vgg11 --epoch 20",
     "audit.py": "--small --device cpu --steps 2",
+    "checkpoint_cost.py": f"--before {ROOT} --repeat 1",
     "distillation.py": "feddf rounds=1 clients=4 cohort=2 algorithm.steps=2 local.steps=1",
+    "evidence.py": "--papers fedxds --list",
     "faults.py": "rounds=10 clients=20 cohort=4 local.steps=1",
     "federation.py": "bits --small",
     "fuzz.py": "--tries 200 --seed 0",
+    "kill.py": "--kills 2",
     "lanes_agree.py": "--device cpu --methods fedavg scaffold",
     "lanes_speed.py": "--small --device cpu",
     "memory.py": "data=mnist5k clients=20 cohort=4 model=mlp rounds=20 local.steps=1 --every 0.1",
