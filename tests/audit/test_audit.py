@@ -601,7 +601,7 @@ def test_bad_input_is_one_sentence(real, tmp_path):
         audit(tmp_path / "local")
     assert audit(tmp_path / "local", ["loss_personal"], candidates=40).verdicts[0].samples > 0
     (tmp_path / "local" / "transcript" / "000001.safetensors").write_bytes(b"nothing")
-    with pytest.raises(BadInput, match=r"000001.safetensors is damaged"):
+    with pytest.raises(BadInput, match=r"is damaged \(transcript/000001.safetensors has"):
         audit(tmp_path / "local")
 
 
