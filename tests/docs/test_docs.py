@@ -75,7 +75,7 @@ def smaller(words: list[str]) -> list[str]:
         heavy = [part.replace("algorithm.", f"{name}.") for name in rest for part in lighter(name)]
         # The last one counts.
         return [verb, *rest, *heavy, *fewer(rest), "evaluate.last=1", "--processes", "1", "--seeds", "1", *place]
-    if verb == "reproduce" and rest and "figure" not in rest[0]:
+    if verb == "reproduce" and rest and "--dry-run" not in rest:
         return [verb, *rest, "--dry-run"]
     if verb == "explain":
         return [verb, *rest, "--methods", "gradient"] if "--methods" not in rest else words
