@@ -61,7 +61,7 @@ def seconds(source: Path, words: list[str], how: str) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--before", type=Path, required=True)
     parser.add_argument("--repeat", type=int, default=2)
     parser.add_argument("--only", choices=CASES, action="append")

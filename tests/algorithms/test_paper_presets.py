@@ -234,7 +234,8 @@ def test_fedavg_of_fedxds_in_both_readings():
 
 def test_every_reading_of_a_split_has_its_columns():
     for grid in ("spatl/accuracy", "spatl/table1", "spatl/ablations", "spatl/encoders"):
-        assert set(splits(grid).values()) == {"class", "client", "balanced"}, grid
+        drawn = {each for name, each in splits(grid).items() if not name.startswith("cnn2-")}  # FEMNIST: by writers
+        assert drawn == {"class", "client", "balanced"}, grid
 
 
 def test_agents_learn_as_section_4_1_of_spatl_says():

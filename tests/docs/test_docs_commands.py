@@ -51,6 +51,7 @@ INSTEAD = {  # what a page leaves open, only mentions, or cannot have here: what
     "fedlens describe NAME": "fedlens describe scaffold",
     "fedlens diff A B": "fedlens diff runs/a runs/b",
     "fedlens resume RUN": "fedlens resume runs/a",
+    "fedlens resume RUN data.path=PLACE": "fedlens resume --help",
     "fedlens resume RUN rounds=200": "fedlens resume runs/longer rounds=2",
     "fedlens resume RUN uplink.dp.budget=12": "fedlens resume runs/private uplink.dp.budget=12",
     "fedlens run data=mnist model=cnn algorithm=fedavg rounds=2000 device=cuda:0": (

@@ -359,7 +359,8 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     assert all((tmp_path / e.execution.out / "result.json").exists() for e in experiments)
     assert config.read(tmp_path / experiments[1].execution.out / "config.yaml") == experiments[1].resolved()
     assert "| uniform |" in text and fedlens(*which, "--dry-run").splitlines() == protocol
-    assert "- Failed: fedavg" in fedlens(*which, "cohort=99", code=1)
+    with pytest.raises(BadInput, match=r"cohort.count is 99"):  # nothing can begin, and nothing is written
+        fedlens(*which, "cohort=99")
 
 
 # ---- what figures are drawn from -------------------------------------------------------------------------------------

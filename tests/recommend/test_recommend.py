@@ -45,9 +45,10 @@ def test_the_skew_of_the_evidence_is_that_of_its_split():
     found = {}
     for each in known():
         within = each["partition"].removeprefix("domains, base (").removesuffix(")")
-        partition, key, value = re.fullmatch(r"(\w+), (\w+) (\S+)", within).groups()
+        partition, *settings = within.split(", ")
         path = "partition" if within == each["partition"] else "partition.base"
-        words = [f"data={each['data']}", f"{path}={partition}", f"{path}.{key}={value}"]
+        words = [f"data={each['data']}", f"{path}={partition}"]
+        words += [f"{path}.{key}={value}" for key, value in map(str.split, settings)]
         words[1:1] = ["partition=domains"] if path != "partition" else []
         words += [f"clients={each['clients']}"]
         if (split := " ".join(words)) not in found:

@@ -62,8 +62,6 @@ def reproduce(
             if seed in table.done[cell.row, cell.column] or (cell.row, cell.column, seed) in failures:
                 continue
             try:
-                if missing := lacking(cell.experiment):
-                    raise BadInput(f"{NOT_HERE} {', '.join(missing)}")
                 with watch() as watcher:
                     finish(cell.at(out, seed), placement(words), watcher, among=out)
             except GOES_WRONG as error:
@@ -85,6 +83,8 @@ def _refused(missing: Sequence[tuple[Cell, int]], out: Path) -> dict[tuple[str, 
         if cell.row in rows and cell.column in columns:
             continue
         try:
+            if lacks := lacking(cell.experiment):
+                raise BadInput(f"{NOT_HERE} {', '.join(lacks)}")
             check_start(cell.at(out, seed))
         except GOES_WRONG as error:
             failures[cell.row, cell.column, seed] = reason(error)
