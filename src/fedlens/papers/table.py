@@ -83,11 +83,12 @@ def _refused(missing: Sequence[tuple[Cell, int]], out: Path) -> dict[tuple[str, 
         if cell.row in rows and cell.column in columns:
             continue
         try:
-            if lacks := lacking(cell.experiment):
-                raise BadInput(f"{NOT_HERE} {', '.join(lacks)}")
             check_start(cell.at(out, seed))
         except GOES_WRONG as error:
-            failures[cell.row, cell.column, seed] = reason(error)
+            lacks = (
+                lacking(cell.experiment) if cell.experiment.data.known else []
+            )  # of a file its own sentence says more
+            failures[cell.row, cell.column, seed] = f"{NOT_HERE} {', '.join(lacks)}" if lacks else reason(error)
         else:
             rows.add(cell.row)
             columns.add(cell.column)
