@@ -273,9 +273,11 @@ def test_no_seed_takes_noise_off_again(more, tmp_path):
     at = next(n for n, job in enumerate(found.jobs) if more is DP or "uplink=noise" in more or "Exchange" in _name(job))
     node = found.node()
     simulation = Trainer(replace(node.node, data=None, simulation=found.experiment.data, storage=""))
-    mine, seeded = (_leaves(each.answer(found.work(at=at))[0]) for each in (node, found.node("again")))
+    mine, again = (_leaves(each.answer(found.work(at=at))[0]) for each in (node, found.node("again")))
     noisy = [key for key in mine if mine[key].is_floating_point() and mine[key].numel() > 50]
-    assert noisy and all(not torch.equal(mine[key], seeded[key]) for key in noisy)
+    assert noisy and all(not torch.equal(mine[key], again[key]) for key in noisy)
+    drawn = seeded(found, node, at)  # by whoever has the seed, and even the data
+    assert all(not torch.equal(mine[key], drawn[key]) for key in noisy)
     one, other = (_leaves(simulation.answer(found.work(at=at))[0]) for _ in range(2))
     assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
 
@@ -289,14 +291,26 @@ def _leaves(payload: Payload) -> dict[str, torch.Tensor]:
     return dict(tree_of(payload.trees["upload"]).paths())
 
 
+def seeded(found: World, trainer: Trainer, at: int = 0) -> dict[str, torch.Tensor]:
+    """What the simulator uploads for a node's own data, noise from the run's seed."""
+    mine, work = trainer.node, found.work(at=at)
+    images = mine.images(found.experiment, work.notes["contract"])
+    engine = Sequential(found.experiment.network(images), mine.federation(found.experiment, images))
+    (reply,) = engine.run(found.jobs[at], [mine.client])
+    return dict(reply.upload.paths())
+
+
 def test_without_noise_a_node_has_the_bits_of_the_simulation(tmp_path):
     found = world(tmp_path)
-    own, trial = found.node(), Trainer(Node(0, simulation=found.experiment.data, storage=str(tmp_path / "s")))
-    a, b = _leaves(own.answer(found.work())[0]), _leaves(trial.answer(found.work())[0])
-    assert a.keys() == b.keys()  # the owner's node trains on all images, the trial's on its part: shapes alone agree
-    assert torch.equal(
-        upload(own.answer(found.work())), upload(found.node("again").answer(found.work()))
-    )  # training itself is seeded
+    node = found.node()
+    mine, simulated = _leaves(node.answer(found.work())[0]), seeded(found, node)
+    assert mine.keys() == simulated.keys() and all(torch.equal(mine[key], simulated[key]) for key in mine)
+
+
+def test_a_budget_may_be_set_after_releases_without_one(tmp_path):
+    found = world(tmp_path, *DP)
+    assert upload(found.node().answer(found.work())).isfinite().all()
+    assert upload(found.node(epsilon=8.0).answer(found.work(run="later"))).isfinite().all()
 
 
 # ---- the ledger ------------------------------------------------------------------------------------------------------

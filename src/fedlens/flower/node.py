@@ -195,11 +195,13 @@ class Node:
         """Of this node's data; without a budget releases are written down and none is refused."""
         if self.data is None or not self.storage:
             return None
-        anchor = Path(self.storage) / "anchor.json"
+        own = Path(self.storage)
         if self.privacy is None:
-            return ReleaseLedger(Path(self.storage) / "releases.jsonl", anchor, None, 1e-5)
-        folder = Path(self.privacy.ledger).expanduser()
-        return ReleaseLedger(folder / f"{self.privacy.label}.jsonl", anchor, self.privacy.epsilon, self.privacy.delta)
+            return ReleaseLedger(own / "releases.jsonl", own / "releases.anchor", None, 1e-5)
+        folder, label = Path(self.privacy.ledger).expanduser(), self.privacy.label
+        # An anchor for each ledger: an owner may set a budget later, or another label.
+        anchor = own / f"{label}.anchor"
+        return ReleaseLedger(folder / f"{label}.jsonl", anchor, self.privacy.epsilon, self.privacy.delta)
 
     def images(self, experiment: Experiment, contract: dict[str, Any]) -> Images:
         """The node's own, prepared as all others' are; refuses those that the run's model is not for."""
