@@ -5,6 +5,7 @@ Blocks of `fedlens` commands are run by test_docs.py.
 
 import importlib.util
 import io
+import json
 import os
 import re
 import runpy
@@ -12,18 +13,25 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from functools import cache
 from pathlib import Path
 
+import click
 import pytest
 import torch
 import typer
 
 from fedlens.cli.main import app
-from test_docs import CARDS, FEW, PAGES, ROOT, blocks, fedlens, needs, smaller
+from fedlens.compare.run import asked
+from fedlens.core.errors import BadInput
+from fedlens.flower import launch
+from fedlens.runs.grid import seeds_of
+from fedlens.simulate.finish import check_start
+from test_docs import CARDS, FEW, PAGES, ROOT, bars, blocks, decide, fedlens, needs, smaller
 
 RESULTS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "results").glob("*.md"))
 COMMAND = re.compile(r"(fedlens|python3?|pytest|pip)( |$)")
@@ -47,11 +55,18 @@ INSTEAD = {  # what a page leaves open, only mentions, or cannot have here: what
     **{f"fedlens {verb}": f"fedlens {verb} --help" for verb in ("audit", "compare", "deploy", "diff", "explain")},
     **{f"fedlens {verb}": f"fedlens {verb} --help" for verb in ("report", "resume", "ui")},
     "fedlens compare ... --seeds 5": "fedlens compare fedavg --seeds 5",
+    **{f"fedlens league{word}": "fedlens league --help" for word in ("", " my.module:Method", " --page")},
+    "fedlens league --worlds digits": f"fedlens league --worlds digits --count --league {ROOT}/benchmarks/league.yaml",
     "fedlens data get NAME": "fedlens data get mnist5k",
+    "fedlens deploy server": "fedlens deploy --help",
     "fedlens describe NAME": "fedlens describe scaffold",
     "fedlens diff A B": "fedlens diff runs/a runs/b",
+    "fedlens ui runs": "fedlens ui --help",
     "fedlens resume RUN": "fedlens resume runs/a",
-    "fedlens resume RUN data.path=PLACE": "fedlens resume --help",
+    "fedlens rm RUN": "fedlens rm --help",
+    "fedlens show RUN": "fedlens show runs/a",
+    "fedlens --install-completion": "fedlens --help",
+    "fedlens explain RUN data.path=PLACE": "fedlens explain --help",
     "fedlens resume RUN rounds=200": "fedlens resume runs/longer rounds=2",
     "fedlens resume RUN uplink.dp.budget=12": "fedlens resume runs/private uplink.dp.budget=12",
     "fedlens run data=mnist model=cnn algorithm=fedavg rounds=2000 device=cuda:0": (
@@ -68,10 +83,66 @@ def ran(words: list[str]) -> str:
 
 
 def understood(words: list[str]) -> None:
-    """By the command line's own parser; carried out in test_a_deployment_as_its_page_tells_it."""
-    group = typer.main.get_command(app)
-    command = group.commands["deploy"].commands[words[2]]  # pyright: ignore[reportAttributeAccessIssue]
-    command.make_context(words[2], words[3:])
+    """By the command line's own parser; carried out in test_three_hospitals_as_the_page_tells_it."""
+    parsed(words[1:])
+
+
+def parsed(words: list[str]) -> dict:
+    """What the command line's own parser makes of them."""
+    command: click.Command = typer.main.get_command(app)
+    while isinstance(command, click.Group):
+        command, words = command.commands[words[0]], words[1:]
+    return command.make_context(command.name, [*words]).params
+
+
+def comparable(words: list[str]) -> str:
+    """Up to the first run: each of its methods may begin. Blocks of pages are compared to the end, by test_docs.py."""
+    if reason := needs(words[1:]):
+        return reason
+    asked_for = parsed(smaller(words[1:]))
+    what = asked(asked_for["words"])
+    for cell in what.cells:
+        check_start(what.task(cell, seeds_of(asked_for["seeds"])[0], Path("compared")).experiment)
+    return ""
+
+
+def writes_cards(words: list[str]) -> None:
+    """Whatever it makes of the methods, which is test_cards.py's matter."""
+    spec = importlib.util.spec_from_file_location("writer_of_cards", ROOT / words[1])
+    writer = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(writer)
+    place = Path("cards").resolve()
+    (place / "methods").mkdir(parents=True, exist_ok=True)
+    (place / "methods/gone.md").write_text("of a method that is no more")
+    texts = {place / "methods.md": "all", place / "methods/one.md": "one"}
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()):
+        patch.setattr(sys, "argv", words[1:])
+        patch.setattr(writer, "DOCS", place)
+        patch.setattr(writer, "cards", lambda: texts)
+        writer.main()
+    assert {path: path.read_text() for path in place.rglob("*.md")} == texts
+
+
+def draws_releases(words: list[str]) -> str | None:
+    """With fewer images and steps: how well its network knows them is not the matter here."""
+    if not os.environ.get("FEDLENS_DATA"):
+        return "its data are found through FEDLENS_DATA, which is not set"
+    spec = importlib.util.spec_from_file_location("drawer_of_releases", ROOT / words[1])
+    drawer = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(drawer)
+    drawer.TRAINED, drawer.EPOCHS, drawer.STEPS, drawer.IMAGES = 60, 1, 4, Path("released").resolve()
+    drawer.IMAGES.mkdir()
+    with redirect_stdout(io.StringIO()):
+        drawer.main()
+    assert {path.name for path in drawer.IMAGES.iterdir()} == {"released.png", "sensitivity.png"}
+    return None
+
+
+def as_a_federation(words: list[str]) -> None:
+    """A folder that `deploy init` has made, simulated."""
+    if not Path(words[2]).exists():
+        launch.init(Path(words[2]), FEW, "127.0.0.1", 9092)
+    fedlens(words[1:])
 
 
 def started(words: list[str]) -> None:
@@ -128,14 +199,22 @@ def run_with_its_block(words: list[str]) -> None:
 
 RULES: dict[str, Callable[[list[str]], str | None]] = {  # the longest beginning counts; what none fits fails
     "fedlens": ran,
+    "fedlens compare ": comparable,
+    "fedlens compare --help": ran,
     "fedlens deploy ": understood,
+    "fedlens export federation/": understood,
+    "fedlens run federation": as_a_federation,
     "fedlens deploy --help": ran,
     "pip install ": installable,
     "python3 start.py ": started,
     "python benchmarks/": measurable,
     "python docs/": in_a_copy,
+    "python docs/cards.py": writes_cards,
+    "python docs/releases.py": draws_releases,
     "python -m hatchling build": in_a_copy,
     "python occlusion.py": run_with_its_block,
+    "python make_hospitals.py": run_with_its_block,
+    "python exported/predict.py": not_ours,  # which test_docs.py runs where it is made
     "python main.py": not_ours,  # PFLlib's, FL-bench's
     "python generate_data.py": not_ours,
 }
@@ -145,10 +224,12 @@ done: set[str] = set()
 def carry_out(command: str) -> str:
     """Why it could not be run here; empty where it was."""
     command = INSTEAD.get(command, command)
+    if re.match(r"fedlens (deploy )?export [A-Z]", command):  # a form; tests of the export run it
+        command = "fedlens export --help"
     fitting = [beginning for beginning in RULES if command.startswith(beginning)]
     assert fitting, f"no rule says how to run `{command}`"
     rule, words = RULES[max(fitting, key=len)], shlex.split(command)
-    if rule is ran:
+    if rule in (ran, comparable):
         left_open = [word for word in words if word == "..." or re.fullmatch("[A-Z]+", word)]
         assert not left_open, f"INSTEAD does not say what {left_open} of `{command}` are"
     if command in done:
@@ -179,36 +260,52 @@ def test_commands_that_a_page_names(page, folder, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "command", ["fedlens describe METHOD", "fedlens audit ...", "python3 stop.py", "fedlens fly", "python docs/none.py"]
+    "command",
+    [
+        "fedlens describe METHOD",
+        "fedlens audit ...",
+        "python3 stop.py",
+        "fedlens fly",
+        "python docs/none.py",
+        "fedlens compare fedavg fedavgg",
+    ],
 )
 def test_a_command_without_a_rule_fails(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(AssertionError):
+    with pytest.raises((AssertionError, BadInput)):
         carry_out(command)
 
 
 # ---- benchmarks ------------------------------------------------------------------------------------------------------
 QUICK = {  # a look instead of a measurement
+    "all_methods.py": "rounds=1 clients=4 cohort=2 --json all.json --worlds digits --seeds 0 --methods fedavg",
     "attribution.py": "--device cpu --batch 2 --repeats 1 --models vgg11 --epoch 20",
     "audit.py": "--small --device cpu --steps 2",
     "checkpoint_cost.py": f"--before {ROOT} --repeat 1",
+    "compile_rule.py": "--device cpu --quick",
     "distillation.py": "feddf rounds=1 clients=4 cohort=2 algorithm.steps=2 local.steps=1",
     "evidence.py": "--papers fedxds --list",
     "faults.py": "rounds=10 clients=20 cohort=4 local.steps=1",
     "federation.py": "bits --small",
     "fuzz.py": "--tries 200 --seed 0",
+    "grid.py": "--device cpu --quick",
     "kill.py": "--kills 2",
     "lanes_agree.py": "--device cpu --methods fedavg scaffold",
     "lanes_speed.py": "--small --device cpu",
+    "many_images.py": "--count 60",
     "memory.py": "data=mnist5k clients=20 cohort=4 model=mlp rounds=20 local.steps=1 --every 0.1",
     "peers/compare.py": "--repeats 1 --small",
+    "peers/gpu.py": "--device cpu --quick",
     "pse_cost.py": "--device cpu --clients 2 --steps 2 --rounds 1",
+    "quick.py": "--only fedsls/cost",
     "ray_cluster.py": "clients=4 cohort=4 rounds=5 model=cnn2",
     "residency.py": "--device cpu --images 400 --side 16 --rounds 2 --model cnn2",
     "robust.py": "--small",
     "scaffold_sizes.py": "--runs out --json out.json --on digits --seeds 0 --list",
+    "sitting_speed.py": "--device cpu --quick --parts auto",
     "soak.py": "rounds=40",
     "spatl.py": "--device cpu --models cnn2 --repeats 1 --images 60",
+    "steps.py": "--device cpu --quick",
     "submodels.py": "--data mnist5k --model cnn2 --images 80 --epochs 1 1 --episodes 2 1",
     "time_to_accuracy.py": "rounds=2 clients=4 local.steps=1",
 }
@@ -289,7 +386,9 @@ def test_scripts_run(script, tmp_path):
 # ---- a new environment, a deployment ---------------------------------------------------------------------------------
 def copied(place: Path) -> None:
     usual = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "*.egg-info", "venv")
-    shutil.copytree(ROOT, place, ignore=lambda at, names: usual(at, names) | ({"runs"} if Path(at) == ROOT else set()))
+    made = {"runs", "data", "fuzz"}  # what commands leave in a checkout
+    ignore = lambda at, names: usual(at, names) | (made if Path(at) == ROOT else set())  # noqa: E731
+    shutil.copytree(ROOT, place, symlinks=True, ignore=ignore)
 
 
 @pytest.mark.slow
@@ -317,33 +416,65 @@ def free_port() -> int:
     return free_port(8)
 
 
+OWNERS = {"alice": ("covid", "normal", "pneumonia"), "bob": ("normal", "pneumonia"), "carol": ("covid", "normal")}
+
+
 @pytest.mark.slow
-def test_a_deployment_as_its_page_tells_it(tmp_path):
-    """Two minutes: this machine is fl.example.org, alice and bob; scp copies a folder."""
+@pytest.mark.flower
+def test_three_hospitals_as_the_page_tells_it(tmp_path):
+    """Minutes: this machine is fl.example.org, alice, bob and carol, of whom two lack a class; scp copies a file."""
     pytest.importorskip("flwr", reason="flwr, of the extra flower, is not installed")
-    few = "rounds=1 local.steps=1 model=cnn2 picture=false"
-    said, port, nodes = [], free_port(), [tmp_path / name / "node" for name in ("alice", "bob")]
-    (other,) = (command for command in commands("docs/deploy.md") if "--run-config" in command)
-    block_lines = [line for kind, text in blocks("docs/deploy.md") if not kind for line in text.splitlines()]
-    lines = [line.partition(" #")[0].strip() for line in block_lines]
-    verbs = [line.split()[2] for line in lines if line.startswith("fedlens deploy")]
-    assert verbs == ["init", "certs", "server", "node", "run", "status", "stop"]
-    lines.insert(-2, f"{other} --stream".replace("...", few).replace("/data", str(tmp_path)))
+    few, port = ["rounds=2", "local.steps=2", "local.batch_size=4", "model=cnn2", "picture=false"], free_port()
+    server = tmp_path / "server"
+    server.mkdir()
+    bars(server / "data" / "test", OWNERS["alice"])
+    for seed, (owner, classes) in enumerate(OWNERS.items()):
+        bars(tmp_path / owner / "data" / "scans", classes, seed=seed + 1)
+    shown = next(text for kind, text in blocks("docs/deploy.md") if kind == "yaml")
+    steps = [text for kind, text in blocks("docs/deploy.md") if not kind and "pip install" not in text]
+    lines = [line.partition(" #")[0].strip() for text in steps for line in text.splitlines()]
     try:
         for line in lines:
-            words = shlex.split(line.replace("fl.example.org", "127.0.0.1"))
-            if words[0] == "scp":
-                machine, _, name = words[3].partition(":")
-                shutil.copytree(tmp_path / words[2], tmp_path / machine / name)
-            elif words[0] == "fedlens":
-                more = [*few.split(), "--port", str(port)] if words[2] == "init" else []
-                for place in [node.parent for node in nodes] if words[2] == "node" else [tmp_path]:
-                    said.append(called(*words[1:], *more, cwd=place))
-        for run in ("federation/server/run", "run2"):
-            assert (tmp_path / run / "result.json").exists(), said
+            words = shlex.split(line.replace("fl.example.org", "127.0.0.1" if "init" in line else "server"))
+            if words[0] == "scp" and words[1].startswith("federation/"):
+                shutil.copy(server / words[1], tmp_path / words[2].rstrip(":"))
+            elif words[0] == "scp":
+                for owner in OWNERS:
+                    shutil.copy(tmp_path / owner / words[1], server / f"{owner}.pub")
+            elif words[2] in ("join", "node", "export") or words[2:] == ["stop", "node"]:
+                for client, owner in enumerate(OWNERS):
+                    mine = [str(client) if word == "0" else word for word in words]
+                    said = called(*mine[1:], cwd=tmp_path / owner)
+                    if words[2] == "join":
+                        decide(tmp_path / owner / "node", shown.replace("/data", str(tmp_path / owner / "data")))
+                    print(owner, said)
+            elif words[2] == "run":
+                running = subprocess.Popen([sys.executable, "-m", "fedlens", *words[1:]], cwd=server)
+            elif words[2] == "approve":
+                for owner in OWNERS:
+                    while "approved" not in (said := called(*words[1:], "--yes", cwd=tmp_path / owner)):
+                        assert running.poll() is None
+                        time.sleep(1)
+                    print(owner, said)
+                assert running.wait(900) == 0
+            else:
+                more = [*few, "--port", str(port)] if words[2] == "init" else []
+                print(called(*[w.replace("/data", str(server / "data")) for w in words[1:]], *more, cwd=server))
+        result = json.loads((server / "federation/server/run/result.json").read_text())
+        assert result["rounds"] == 2 and not result["setbacks"]
+        for place in (server / "model", *(tmp_path / owner / "mine" for owner in OWNERS)):
+            assert predicts(place, server / "data" / "test")
     finally:
-        for place in ("federation", *map(str, nodes)):
-            called("deploy", "stop", place, cwd=tmp_path)
+        for place in (server / "federation", *(tmp_path / owner / "node" for owner in OWNERS)):
+            called("deploy", "stop", str(place), cwd=tmp_path)
+
+
+def predicts(place: Path, images: Path) -> bool:
+    """Whether an exported model says something of images, without this package."""
+    line = [sys.executable, str(place / "predict.py"), str(images), "--json"]
+    ended = subprocess.run(line, cwd=place, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    return "accuracy" in json.loads(ended.stdout.splitlines()[-1])
 
 
 def called(*words: str, cwd: Path) -> str:
