@@ -31,6 +31,7 @@ from fedlens.algorithms import (
     FedSLS,
     FedXDS,
     FineTuned,
+    KNNPer,
     LGFedAvg,
     Local,
     Moon,
@@ -158,7 +159,9 @@ RECIPES = {
     "feddisco, moon": FedDISCO(Moon(), a=2.0),
     "pfedme, restart": PFedMe(pull=4.0, rate=0.05, inner=2, restart=True, server_lr=0.5),
     "perfedavg, hf": PerFedAvg(order="hessian_free"),
+    "ccvr": CCVR(samples=10, epochs=2),
     "ccvr, scaffold+ft": FineTuned(CCVR(Scaffold(), samples=5, epochs=1, covariance="diagonal")),
+    "knnper, fedper+ft": FineTuned(KNNPer(FedPer(), neighbours=2)),
     "fedgen": FedGen(steps=2, noise=3, hidden=5, batch=6),
     "fedftg": FedFTG(iterations=2, student_steps=2, noise=3, width=2, batch=6),
     "feddf": WithPublicData(FedDF(steps=3, batch=5)),
@@ -172,15 +175,19 @@ UPLINKS = {
     "topk": (TopK(0.25),),
     "quantise": (Quantise(),),
 }
+# Fewer steps than elsewhere: the largest client takes six a round, and most have a batch that is not full.
+FEW = replace(PLAN, size=6)
 # Methods that are refused with the plan of all others.
 PLANS = {
-    "scaffnew": replace(PLAN, cohort=Everyone(), optimizer=replace(SGD, momentum=0.0), steps=3),
+    "scaffnew": replace(FEW, cohort=Everyone(), optimizer=replace(SGD, momentum=0.0), steps=3),
 }
 CASES = {
-    **{name: (recipe, PLANS.get(name, PLAN)) for name, recipe in RECIPES.items()},
-    **{f"scaffold, {name}": (Scaffold(), replace(PLAN, uplink=uplink)) for name, uplink in UPLINKS.items()},
-    "steps": (FedAvg(), replace(PLAN, steps=3)),
+    **{name: (recipe, PLANS.get(name, FEW)) for name, recipe in RECIPES.items()},
+    **{f"scaffold, {name}": (Scaffold(), replace(FEW, uplink=uplink)) for name, uplink in UPLINKS.items()},
+    "steps": (FedAvg(), replace(FEW, steps=3)),
 }
+# One stage, memories, several stages, part of a network, a payload for all: for what cannot differ between all others.
+STRUCTURES = ("fedavg", "scaffold+ft", "fedxds, fedsls, fedrep", "spatl, salient", "feddisco, moon", "pse+ft")
 
 
 @dataclass(frozen=True)

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
-import pytest
 import torch
 
 from fedlens.algorithms import APFL, FedAvg, Local
 from fedlens.core.batches import identity
 from fedlens.core.run import run
 from fedlens.engines.sequential import Sequential
-from personal import apfl, assert_same, by_package, weights, worlds
+from personal import WORLDS, apfl, assert_same, by_package, weights, worlds
 from small import federation, network
-from textbook import EVERYONE, SEED, TOLERANCE, World
+from textbook import EVERYONE, SEED, TOLERANCE, World, star
 
 
-@pytest.mark.parametrize("order", ["together", "sequential"])
-@pytest.mark.parametrize("every", ["step", "round", "never"])
-@worlds
+@star(WORLDS, "every order", [*product(("step", "round", "never"), ("together", "sequential"))])
 def test_apfl(world, every, order):
     recipe = APFL(alpha=0.6, alpha_every=every, order=order)
     outcome, expected = by_package(world, recipe), apfl(world, 0.6, every, order)

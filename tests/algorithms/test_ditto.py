@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-
 from fedlens.algorithms import Ditto, FedAvg, Local
-from personal import assert_same, by_package, ditto, weights, worlds
+from personal import WORLDS, assert_same, by_package, ditto, weights, worlds
+from textbook import star
 
 
-@pytest.mark.parametrize(("pull", "server_lr"), [(0.1, 1.0), (1.0, 0.5)])
-@worlds
+@star(WORLDS, "pull server_lr", [(0.1, 1.0), (1.0, 0.5)])
 def test_ditto(world, pull, server_lr):
     recipe = Ditto(pull=pull, server_lr=server_lr)
     outcome, expected = by_package(world, recipe), ditto(world, pull, server_lr)

@@ -17,7 +17,7 @@ from fedlens.core.optimizer import Sgd
 from fedlens.core.tree import Tree
 from personal import Values, by_package, gap, label, loaded, loss, weights
 from scalar import Number, half_square
-from textbook import TOLERANCE, TWO_OF_THREE, World, sgd
+from textbook import TOLERANCE, TWO_OF_THREE, World, sgd, star
 
 WORLDS = {"everyone": World(), "two of three": World(TWO_OF_THREE, momentum=0.0), "no norms": World(norm=False)}
 
@@ -70,8 +70,7 @@ def differ(found, expected: Values) -> float:
     return gap(mine, {n: v for n, v in expected.items() if n in mine})
 
 
-@pytest.mark.parametrize(("alpha", "sigma"), [(None, None), (None, 2.0), (0.8, 2.0)])
-@pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
+@star(WORLDS, "alpha sigma", [(None, None), (None, 2.0), (0.8, 2.0)])
 def test_fedamp(world, alpha, sigma):
     found = by_package(world, FedAMP(pull=0.7, alpha=alpha, sigma=sigma))
     assert len(known(found)) > 8 and differ(found, fedamp(world, 0.7, alpha, sigma)) <= TOLERANCE

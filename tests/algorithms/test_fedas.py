@@ -87,15 +87,15 @@ def test_by_hand():
     """Clients that end at 0.81 and 2.53 with gradients of 0.81 and -4.41 count by 0.6561 and 19.4481."""
 
     def upload(end: float, weight: float) -> Tree:
-        delta = Tree(params=Tree(w=torch.tensor(end - 1).double()), buffers=Tree())
-        return Tree(delta=delta, weight=torch.tensor(weight).double())
+        delta = Tree(params=Tree(w=torch.tensor(end - 1, dtype=torch.float64)), buffers=Tree())
+        return Tree(delta=delta, weight=torch.tensor(weight, dtype=torch.float64))
 
     state = Tree(model=Tree(params=Tree(w=torch.tensor(1.0).double()), buffers=Tree()))
     server = Server(None, state, 2)  # pyright: ignore[reportArgumentType]
     found = FedAS().aggregate(server, [upload(0.81, 0.6561), upload(2.53, 19.4481)])
-    assert float(found.model.params.w) == pytest.approx(2.473867848509267, abs=1e-6)
+    assert float(found.model.params.w) == pytest.approx(2.473867848509267, abs=1e-14)
     idle = FedAS().aggregate(server, [upload(0.81, 0.0), upload(2.53, 0.0)])
-    assert float(idle.model.params.w) == pytest.approx(1.67, abs=1e-6)
+    assert float(idle.model.params.w) == pytest.approx(1.67, abs=1e-14)
 
 
 @dataclass(frozen=True)

@@ -93,8 +93,7 @@ def assert_fedau(world: World, cutoff: int, server_lr: float = 1.0) -> list[dict
 LONG = World(((0, 1), (0,), (0, 1), (0,), (0,), (0,), (0, 1, 2), (0, 2), (1,), (0, 1, 2)), epochs=1)
 
 
-@pytest.mark.parametrize("server_lr", [1.0, 0.5])
-@pytest.mark.parametrize("cutoff", [1, 2, 3, 50])
+@pytest.mark.parametrize(("cutoff", "server_lr"), [(1, 1.0), (2, 0.5), (3, 1.0), (50, 0.5)])
 def test_fedau(cutoff, server_lr):
     assert_fedau(LONG, cutoff, server_lr)
 

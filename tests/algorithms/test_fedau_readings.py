@@ -44,3 +44,12 @@ def test_a_first_participation_counts_the_silences_that_the_cutoff_closed():
     assert float(replies[-1][1].upload.weight) == 3.0  # two intervals of three rounds; the third has just begun
     _, _, replies = outcome(world, FedAU(cutoff=50))
     assert float(replies[-1][1].upload.weight) == 1.0  # nothing was closed
+
+
+def test_what_the_published_runs_had_can_be_asked_for():
+    """A first participation had weight 1, however late; what the cutoff had closed counted from the second on."""
+    world = World(((0,),) * 7 + ((0, 1), (0, 1)), steps=1, norm=False)
+    _, _, replies = outcome(world, FedAU(cutoff=3, **FedAU.presets["earlier"]))
+    assert [float(answers[1].upload.weight) for answers in replies[-2:]] == [1.0, 8 / 3]  # 3 + 3 + 2 rounds in three
+    _, _, replies = outcome(world, FedAU(cutoff=3))
+    assert [float(answers[1].upload.weight) for answers in replies[-2:]] == [3.0, 8 / 3]

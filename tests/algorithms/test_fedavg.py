@@ -16,7 +16,7 @@ from fedlens.core.rng import key, seeded
 from fedlens.core.run import run
 from fedlens.engines.sequential import Sequential
 from small import Net, federation, network
-from textbook import SEED, TOLERANCE, TWO_OF_THREE, World, assert_same, fedavg, server_lrs, worlds
+from textbook import SEED, TOLERANCE, TWO_OF_THREE, World, assert_same, fedavg, server_lrs
 
 
 # ---- tests -----------------------------------------------------------------------------------------------------------
@@ -49,7 +49,6 @@ def test_one_client_is_plain_pytorch(momentum, weight_decay, steps):
 
 
 @server_lrs
-@worlds
 def test_fedavg(world, server_lr):
     assert_same(world.run(FedAvg(server_lr=server_lr)).values, fedavg(world, server_lr))
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from fedlens.algorithms import FedAvgM
-from textbook import TWO_OF_THREE, World, assert_same, fedavgm, fedavgm_by_torch, server_lrs
+from textbook import TWO_OF_THREE, World, assert_same, fedavgm, fedavgm_by_torch
 
 
-@server_lrs
+@pytest.mark.parametrize("server_lr", [1.0, 0.5])
 @pytest.mark.parametrize(
     ("beta", "dampening", "nesterov"),
     [(0.9, 0.0, False), (0.7, 0.3, False), (0.9, 0.1, False), (0.9, 0.0, True), (0.7, 0.3, True)],

@@ -10,9 +10,9 @@ from torch import nn
 
 from fedlens.algorithms import FedAvg, FedBABU, FineTuned
 from fedlens.core.errors import BadInput
-from personal import WORLDS, assert_same, by_package, gap, is_head, label, loss, partly_private, sgd, weights, worlds
+from personal import WORLDS, assert_same, by_package, gap, is_head, label, loss, partly_private, sgd, weights
 from scalar import Number, scalar_run
-from textbook import TWO_OF_THREE, World
+from textbook import TWO_OF_THREE, World, star
 
 
 def body_alone(world, model, round, client):
@@ -31,8 +31,7 @@ def fedbabu(world, server_lr=1.0):
     return partly_private(world, is_head, body_alone, server_lr=server_lr) | label("head", head)
 
 
-@pytest.mark.parametrize("server_lr", [1.0, 0.5])
-@worlds
+@star(WORLDS, "server_lr", [1.0, 0.5])
 def test_fedbabu(world, server_lr):
     found = by_package(world, FedBABU(server_lr=server_lr))
     assert_same(found.values, fedbabu(world, server_lr))

@@ -23,7 +23,6 @@ from textbook import (
     assert_same,
     effective_steps,
     far,
-    filled,
     loss,
     sgd,
     shorten_gradients,
@@ -36,7 +35,7 @@ WORLD = World(TWO_OF_THREE, momentum=0.0)
 
 
 def mixed(world: World, start: tuple, d: Tensor, round: int, k: int, alpha: float, clip: float | None) -> Trained:
-    model, batches = filled(world.model(), *start).train(), world.batches(round, k)
+    model, batches = world.at(*start).train(), world.batches(round, k)
     optimizer = sgd(world, world.rate(round), model.parameters())
     for batch in batches:
         optimizer.zero_grad()

@@ -6,11 +6,10 @@ import pytest
 
 from fedlens.algorithms import FedDyn
 from fedlens.core.errors import BadInput
-from textbook import TOLERANCE, World, assert_same, feddyn, feddyn_by_displacement, worlds
+from textbook import TOLERANCE, WORLDS, World, assert_same, feddyn, feddyn_by_displacement, star, worlds
 
 
-@pytest.mark.parametrize("clip", [None, 0.5], ids=["unclipped", "clipped"])
-@worlds
+@star(WORLDS, "clip", [None, 0.5])
 def test_feddyn(world, clip):
     assert_same(world.run(FedDyn(alpha=0.1, clip=clip)).values, feddyn(world, 0.1, clip))
 

@@ -10,12 +10,11 @@ from fedlens.algorithms import FedMTL, Local
 from fedlens.core.errors import BadInput
 from fedlens.core.network import Network
 from fedlens.core.rng import seeded
-from personal import assert_same, by_package, fedmtl, flat, relation, worlds
-from textbook import TWO_OF_THREE, World
+from personal import WORLDS, assert_same, by_package, fedmtl, flat, relation
+from textbook import TWO_OF_THREE, World, star
 
 
-@pytest.mark.parametrize("kind", ["laplacian", "code"])
-@worlds
+@star(WORLDS, "kind", ["laplacian", "code"])
 def test_fedmtl(world, kind):
     outcome = by_package(world, FedMTL(omega=kind, strength=0.02))
     assert_same(outcome.values, fedmtl(world, kind, 0.02))

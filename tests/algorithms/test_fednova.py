@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from fedlens.algorithms import FedNova
-from textbook import EVERYONE, World, assert_same, effective_steps, fednova, flat, local_training, server_lrs, worlds
+from textbook import EVERYONE, World, assert_same, effective_steps, fednova, flat, local_training, server_lrs
 
 
 @server_lrs
-@worlds
 def test_fednova(world, server_lr):
     assert_same(world.run(FedNova(server_lr=server_lr)).values, fednova(world, server_lr))
 

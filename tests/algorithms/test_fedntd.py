@@ -15,7 +15,7 @@ from fedlens.algorithms.fedntd import not_true
 from fedlens.core.errors import BadInput
 from fedlens.core.objective import weighted
 from terms import worlds
-from textbook import TWO_OF_THREE, World, assert_same, far, filled, sgd, statistics, total, vector
+from textbook import TWO_OF_THREE, World, assert_same, far, sgd, statistics, total, vector
 
 WORLD = World(TWO_OF_THREE)
 
@@ -32,7 +32,7 @@ def fedntd(world: World, beta: float, tau: float, server_lr: float = 1.0) -> dic
     for round, cohort in enumerate(world.cohorts):
         p, ends = world.shares(cohort), {}
         for k in cohort:
-            model, teacher = filled(world.model(), theta, running).train(), filled(world.model(), theta, running).eval()
+            model, teacher = world.at(theta, running).train(), world.at(theta, running).eval()
             optimizer = sgd(world, world.rate(round), model.parameters())
             for x, y, weight in world.batches(round, k):
                 optimizer.zero_grad()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-
 from fedlens.algorithms import FedPer
-from personal import assert_same, by_package, is_head, partly_private, worlds
+from personal import WORLDS, assert_same, by_package, is_head, partly_private
+from textbook import star
 
 
-@pytest.mark.parametrize("server_lr", [1.0, 0.5])
-@worlds
+@star(WORLDS, "server_lr", [1.0, 0.5])
 def test_fedper(world, server_lr):
     outcome = by_package(world, FedPer(server_lr=server_lr))
     assert_same(outcome.values, partly_private(world, is_head, server_lr=server_lr))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from fedlens.algorithms import FedProx
-from textbook import assert_same, fedprox, server_lrs, worlds
+from textbook import assert_same, fedprox, server_lrs
 
 
 @server_lrs
-@worlds
 def test_fedprox(world, server_lr):
     assert_same(world.run(FedProx(mu=0.3, server_lr=server_lr)).values, fedprox(world, 0.3, server_lr))

@@ -8,18 +8,18 @@ import pytest
 
 from fedlens.algorithms import FedRep
 from fedlens.core.errors import BadInput
-from personal import assert_same, by_package, head_then_body, is_head, partly_private, worlds
-from textbook import World
+from personal import WORLDS, assert_same, by_package, head_then_body, is_head, partly_private
+from textbook import World, star
 
 
-@pytest.mark.parametrize("epochs", [2, 5])
-@worlds
+@star(WORLDS, "epochs", [2, 5])
 def test_fedrep(world, epochs):
     """All epochs but the last are the head's, unless it is said otherwise."""
     world = replace(world, epochs=epochs)
     found = by_package(world, FedRep()).values
     assert_same(found, partly_private(world, is_head, head_then_body(epochs - 1)))
-    assert_same(found, by_package(world, FedRep(head_epochs=epochs - 1)).values)
+    if epochs > 2:
+        assert_same(found, by_package(world, FedRep(head_epochs=epochs - 1)).values)
     assert_same(by_package(world, FedRep(head_epochs=1)).values, partly_private(world, is_head, head_then_body(1)))
 
 

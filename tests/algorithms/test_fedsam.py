@@ -12,11 +12,10 @@ from fedlens.core.optimizer import Sgd
 from fedlens.core.run import run
 from fedlens.engines.sequential import Sequential
 from small import federation, network
-from textbook import EVERYONE, RATE, SEED, SIZES, World, assert_same, fedsam, flat, server_lrs, worlds
+from textbook import EVERYONE, RATE, SEED, SIZES, World, assert_same, fedsam, flat, server_lrs
 
 
 @server_lrs
-@worlds
 def test_fedsam(world, server_lr):
     assert_same(world.run(FedSAM(rho=0.2, server_lr=server_lr)).values, fedsam(world, 0.2, server_lr))
 

@@ -481,7 +481,7 @@ def test_a_large_client_is_never_looked_at_whole():
     data = Dataset(x, torch.arange(1200) % 3, watched)
     everything = Federation(data, {0: torch.arange(1200)}, {0: torch.arange(2)})
     for recipe in (FedSLS(pretrain_epochs=0), FedSLS(pretrain_epochs=1)):
-        outcome = Trial(((0,),)).run(recipe, everything, optimizer=Sgd(0.01))
+        outcome = Trial(((0,),)).run(recipe, everything, optimizer=Sgd(0.01), size=100)
         assert int(outcome.state.fallbacks) == 0
     assert max(most) == evaluate.CHUNK["cpu"] and sum(n == max(most) for n in most) == 2 * 4
 

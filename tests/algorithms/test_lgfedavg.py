@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
-
 from fedlens.algorithms import LGFedAvg
 from fedlens.core.objective import uniformly
-from personal import assert_same, by_package, is_head, partly_private, worlds
+from personal import WORLDS, assert_same, by_package, is_head, partly_private
+from textbook import star
 
 
-@pytest.mark.parametrize("server_lr", [1.0, 0.5])
-@worlds
+@star(WORLDS, "server_lr", [1.0, 0.5])
 def test_lgfedavg(world, server_lr):
     found = by_package(world, LGFedAvg(shared_layers=1, server_lr=server_lr)).values
     low = lambda name: not is_head(name)  # noqa: E731

@@ -16,7 +16,7 @@ from fedlens.papers.registry import reproducible
 from fedlens.papers.table import gather
 from fedlens.runs.grid import Grid
 from fedlens.selection import agent, search
-from fedlens.simulate.describe import preset_table
+from fedlens.simulate.describe import describe, preset_table
 
 PRINTED = {
     # Algorithm 1, lines 2 to 4; equations 2, 6, 8, 10 and 11; algorithm 2, line 15; section 5.1.
@@ -30,7 +30,7 @@ PRINTED = {
     "fedxds/official": dict(
         attribution="lrp", lrp="epsilon_plus_flat", ig="right", mask="soft", sparsity=80, clip_norm=10, sigma=0.15,
         target="batch_labels", attribution_model="local", mix="additive", lam=1, weighed="batches", warmup_rounds=10,
-        warmup_epochs=10, warmup_fraction=1, continue_from_warmup=False,
+        warmup_epochs=10, warmup_fraction=1, warmup_augment=False, continue_from_warmup=False,
     ),
     # Equations 7 to 12 and section 4.1: an update every 20 search steps, 1,000 images of validation, c = 0 at first.
     "spatl/paper": dict(
@@ -68,6 +68,13 @@ def test_fields_are_the_printed_ones(name):
     assert {key: getattr(found, key) for key in PRINTED[name]} == PRINTED[name]
 
 
+@pytest.mark.parametrize("name", [name for name in PRINTED if name.startswith(("fedxds", "fedsls"))])
+def test_settings_by_several_stages_can_be_described(name):
+    """Also where clients count by batches, of which a dry run has none."""
+    experiment = config.read(None, [f"algorithm={name}", "model=cnn2"])
+    assert {leaf.where for leaf in describe(experiment, 2, 1, 16, to_the_end=True)} >= {"down", "up"}
+
+
 def test_noise_of_the_three_settings():
     """Equation 2 at epsilon 20 and delta 1e-5, sensitivity one; the code's constant."""
     paper, official = (FedXDS(**FedXDS.presets[name]) for name in ("paper", "official"))
@@ -103,6 +110,14 @@ def test_a_run_says_at_the_start_that_the_promise_is_unproven(name, said):
 def test_whose_mean_it_is(name, words, expected):
     experiment = config.read(None, [f"algorithm={name}", *words])
     assert {turn.stage.weighting for turn in experiment.timetable()} == {expected}
+
+
+@pytest.mark.parametrize(("name", "warm"), [("fedxds", True), ("fedxds/paper", True), ("fedxds/official", False)])
+def test_which_rounds_are_augmented(name, warm):
+    """The released warm-up, the local training of its last round among it, sees images as they are."""
+    stages = {turn.stage: turn.stage.augment for turn in read(name).timetable()}
+    *before, training = stages.values()
+    assert len(before) == 2 and set(before) == {warm} and training
 
 
 @pytest.mark.parametrize(

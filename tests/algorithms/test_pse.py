@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 from unittest import mock
 
@@ -257,6 +257,17 @@ def by_package(
     return server.state, clients, jobs, replies
 
 
+@cache
+def usual(recipe: Any) -> tuple[Tree, Any, list[Job], list[Reply]]:
+    """What the package makes of it in the usual world, once for all tests."""
+    return by_package(recipe, tiny(), federation())
+
+
+@cache
+def strong_by_hand() -> Weights:
+    return pse(PSE(xi=0.5), tiny(), federation())[0]
+
+
 def assert_close(found: Tree, expected: Weights) -> None:
     assert found.keys() == expected.keys()
     for name, value in expected.items():
@@ -287,8 +298,11 @@ variants = pytest.mark.parametrize("method", VARIANTS.values(), ids=VARIANTS.key
 
 @variants
 def test_pse_by_hand(method):
-    net, data = tiny(), federation((4, 2) if method.cam == "scorecam" else SIZES)  # one image, one channel at a time
-    state, clients, _, _ = by_package(method, net, data)
+    if method.cam == "scorecam":  # one image, one channel at a time
+        net, data = tiny(), federation((4, 2))
+        state, clients, _, _ = by_package(method, net, data)
+    else:
+        net, data, (state, clients, _, _) = tiny(), federation(), usual(method)
     server, kept, shares = pse(method, net, data)
     assert_close(state.model.params, server)
     for k, values in kept.items():
@@ -319,11 +333,7 @@ def test_v3_has_no_position():
 
 def test_the_switches_matter():
     """No two variants end at the same extractor, or one of the comparisons above would be of nothing."""
-    net, data = tiny(), federation()
-    ends = [
-        torch.cat([p.flatten() for n, p in sorted(by_package(m, net, data)[0].model.params.items())])
-        for m in VARIANTS.values()
-    ]
+    ends = [torch.cat([p.flatten() for n, p in sorted(usual(m)[0].model.params.items())]) for m in VARIANTS.values()]
     for i, a in enumerate(ends):
         assert all(a.shape != b.shape or (a - b).abs().max() > 1e-9 for b in ends[:i]), list(VARIANTS)[i]
 
@@ -486,8 +496,7 @@ def test_inference_uses_no_global_tensor(method):
 
 @variants
 def test_private_tensors_never_leave(method):
-    net, data = tiny(), federation()
-    state, engine, jobs, replies = by_package(method, net, data)
+    net, (state, engine, jobs, replies) = tiny(), usual(method)
     allowed = {n for n in net.initial_weights().params if n.startswith("extractor.") or method.private == "none"}
     for message in (*(job.download for job in jobs), *(reply.upload for reply in replies), state):
         names = {path.rpartition("/")[2] for path, _ in message.paths()} - {"weight"}
@@ -622,7 +631,7 @@ def test_sums_are_means_times_what_they_are_over():
 @variants
 def test_lanes_equal_sequential(method):
     """With attention, which the network of the other engine tests lacks."""
-    expected = by_package(method, tiny(), federation())
+    expected = usual(method)
     found = by_package(method, tiny(), federation(), engine=partial(Lanes, lanes=2))
     assert same(expected[0], found[0])
     assert all(same(expected[1].memories.get(k), found[1].memories.get(k)) for k in range(3))
@@ -684,14 +693,11 @@ class BeforeTheStep(PSE):
 
 @pytest.mark.parametrize("wrong", [Loose, Reversed, BeforeTheStep, ExcitesAll], ids=lambda kind: kind.__name__)
 def test_the_loops_notice(wrong):
-    net, data = tiny(), federation()
-    server, _, _ = pse(PSE(xi=0.5), net, data)
-    state, *_ = by_package(wrong(xi=0.5), net, data)
-    assert max((state.model.params[n] - v).abs().max() for n, v in server.items()) > 1e-6
+    state, *_ = by_package(wrong(xi=0.5), tiny(), federation())
+    assert max((state.model.params[n] - v).abs().max() for n, v in strong_by_hand().items()) > 1e-6
 
 
 def test_without_anything_of_its_own_it_is_not_fedavg_either():
     """Two losses: even with a shared classifier and no excitation the classifier sees every batch twice."""
-    net, data = tiny(), federation()
-    a, b = (by_package(r, net, data)[0].model for r in (PSE(excite="none", attention="self", private="none"), FedAvg()))
+    a, b = (usual(r)[0].model for r in (PSE(excite="none", attention="self", private="none"), FedAvg()))
     assert max((a.params[n] - b.params[n]).abs().max() for n in a.params) > 1e-4

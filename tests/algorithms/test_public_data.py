@@ -29,6 +29,14 @@ from fedlens.simulate.describe import describe
 from fedlens.simulate.resume import resume
 from fedlens.simulate.timing import work_of
 
+SAID = {  # what is heard while the server works, and of rounds that do not train the model
+    "feddf": {"asking the clients' models at the server", "distilling at the server"},
+    "fedaux": {"training the first model at the server", "score public images", "distilling at the server"},
+    "fedgen": {"training the generator at the server"},
+    "fedftg": {"tuning the model at the server"},
+    "fedfed": {"distil", "residual exchange", "training"},
+}
+
 
 @pytest.mark.parametrize("name", SHORT)
 def test_a_run_from_words_is_the_same_after_a_stop(name, folder, tmp_path):
@@ -40,13 +48,19 @@ def test_a_run_from_words_is_the_same_after_a_stop(name, folder, tmp_path):
     class Stopped(Exception):
         pass
 
+    heard = set()
+
     class Stops(recorder.Nobody):
+        def phase(self, name, done, total):
+            heard.add(name)
+
         def round(self, progress):
             if progress.round == whole.rounds - 1:
                 raise Stopped
 
     with pytest.raises(Stopped):
         simulate.run(config.read(None, [*asked, f"out={tmp_path / 'part'}"]), watcher=Stops())
+    assert heard >= SAID.get(name, set())
     resume(tmp_path / "part")
     assert not list(differences(tmp_path / "whole", tmp_path / "part"))
     passport = json.loads((tmp_path / "whole" / "passport.json").read_text())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -42,12 +43,12 @@ from textbook import (
     fednova,
     fedprox,
     fedsam,
-    filled,
     fine_tuned,
     flat,
     local_only,
     local_training,
     scaffold,
+    server_lrs,
     total,
     vector,
 )
@@ -64,16 +65,20 @@ def gap(values: dict[str, Tensor], others: dict[str, Tensor]) -> float:
 
 
 # ---- one method is a case of another ---------------------------------------------------------------------------------
-@pytest.mark.parametrize("server_lr", [1.0, 0.5])
+@cache
+def averaged(world: World, server_lr: float) -> dict[str, Tensor]:
+    return world.run(FedAvg(server_lr=server_lr)).values
+
+
 @pytest.mark.parametrize(
     "recipe",
     [FedProx(mu=0.0), FedAvgM(beta=0.0), FedAvgM(beta=0.0, nesterov=True), FedSAM(rho=0.0)],
     ids=["FedProx(0)", "FedAvgM(0)", "FedAvgM(0), nesterov", "FedSAM(0)"],
 )
-@worlds
+@server_lrs
 def test_without_its_own_term_a_method_is_fedavg(recipe, world, server_lr):
     found = world.run(replace(recipe, server_lr=server_lr)).values
-    assert_same(model_of(found), world.run(FedAvg(server_lr=server_lr)).values)
+    assert_same(model_of(found), averaged(world, server_lr))
 
 
 @pytest.mark.parametrize("recipe", [FedProx(mu=0.1), FedAvgM(beta=0.1), FedSAM(rho=0.1), FedNova(), Scaffold()])
@@ -337,7 +342,7 @@ def test_personal_models_have_shared_parameters_and_own_statistics():
     for k in range(3):
         client, _ = outcome.engine.open(job, k)
         own = expected.get(f"private of {k} statistics", world.start()[1])
-        plain = filled(world.model(), expected["model"], own).eval()
+        plain = world.at(expected["model"], own).eval()
         answers.append(outcome.engine.net(FedAvg().personal(client), x))
         assert (answers[-1] - plain(x)).abs().max() <= TOLERANCE
     assert (answers[0] - answers[1]).abs().max() > 1e-4

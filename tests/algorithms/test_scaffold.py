@@ -11,7 +11,6 @@ from textbook import EVERYONE, TOLERANCE, WEIGHT_DECAY, World, assert_same, loss
 
 
 @server_lrs
-@worlds
 def test_scaffold(world, server_lr):
     assert_same(world.run(Scaffold(server_lr=server_lr)).values, scaffold(world, server_lr))
 

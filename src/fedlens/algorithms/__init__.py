@@ -25,6 +25,7 @@ from .feddisco import FedDISCO as FedDISCO
 from .feddyn import FedDyn as FedDyn
 from .fedexp import FedExP as FedExP
 from .fedfed import FedFed as FedFed
+from .fedfomo import FedFomo as FedFomo
 from .fedftg import FedFTG as FedFTG
 from .fedgen import FedGen as FedGen
 from .fedlc import FedLC as FedLC
@@ -34,6 +35,7 @@ from .fedntd import FedNTD as FedNTD
 from .fedopt import FedAdagrad as FedAdagrad
 from .fedopt import FedAdam as FedAdam
 from .fedopt import FedYogi as FedYogi
+from .fedpac import FedPAC as FedPAC
 from .fedper import FedPer as FedPer
 from .fedproto import FedProto as FedProto
 from .fedprox import FedProx as FedProx
@@ -46,6 +48,7 @@ from .fedsls import FedSLS as FedSLS
 from .fedxds import FedXDS as FedXDS
 from .finetune import FineTuned as FineTuned
 from .ifca import IFCA as IFCA
+from .knnper import KNNPer as KNNPer
 from .l2gd import L2GD as L2GD
 from .lgfedavg import LGFedAvg as LGFedAvg
 from .local import Local as Local
@@ -81,12 +84,14 @@ ALGORITHMS = {
     "feddyn": FedDyn,
     "fedexp": FedExP,
     "fedfed": FedFed,
+    "fedfomo": FedFomo,
     "fedftg": FedFTG,
     "fedgen": FedGen,
     "fedlc": FedLC,
     "fedmtl": FedMTL,
     "fednova": FedNova,
     "fedntd": FedNTD,
+    "fedpac": FedPAC,
     "fedper": FedPer,
     "fedproto": FedProto,
     "fedprox": FedProx,
@@ -100,6 +105,7 @@ ALGORITHMS = {
     "fedyogi": FedYogi,
     "finetune": FineTuned,
     "ifca": IFCA,
+    "knnper": KNNPer,
     "l2gd": L2GD,
     "lgfedavg": LGFedAvg,
     "local": Local,

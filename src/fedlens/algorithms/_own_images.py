@@ -15,17 +15,19 @@ from ..models.generators import head_shape
 
 
 def class_sums(net: Network, weights: Tree, shard: Shard, *, outer: bool = False) -> Tree:
-    """counts [C], sums [C, d] of features by class and, with `outer`, products [C, d, d]; all in double precision."""
+    """Features by class, in double: counts [C], squares [C], sums [C, d] and, with `outer`, products [C, d, d]."""
     width, classes = head_shape(net, "summing features")
     like = torch.zeros((), dtype=torch.float64, device=shard.index.device)
-    found = Tree(counts=like.new_zeros(classes), sums=like.new_zeros(classes, width))
+    zeros = like.new_zeros(classes)
+    found = Tree(counts=zeros, squares=zeros, sums=like.new_zeros(classes, width))
     if outer:
         found = found.replace(products=like.new_zeros(classes, width, width))
     for piece in pieces(shard):
         with torch.no_grad():
             z = net.forward(weights, piece.x).features.flatten(1).double()
         mine = F.one_hot(piece.y, classes).to(z)
-        more = Tree(counts=mine.sum(0), sums=mine.T @ z)  # no scatter: its order of adding is not fixed on a GPU
+        # No scatter: its order of adding is not fixed on a GPU.
+        more = Tree(counts=mine.sum(0), squares=mine.T @ z.square().sum(1), sums=mine.T @ z)
         if outer:
             more = more.replace(products=torch.stack([(z * one[:, None]).T @ z for one in mine.T]))
         found = found + more

@@ -22,10 +22,10 @@ class CCVR:
     Features are normal, with the mean and the covariance that those of all clients' images have under the final model.
     """
 
-    base: Recipe = FedAvg()
+    base: Recipe = FedAvg()  # the method whose model is calibrated
     samples: Count = 100  # features that are drawn of each class; the paper has 100 on CIFAR-10, 500 on CIFAR-100
-    epochs: Number = 10  # over them; 0 leaves the model as it is
-    batch: Count = 64
+    epochs: Number = 10  # over them; 0 leaves the model unchanged
+    batch: Count = 64  # features of a step
     lr: Positive = 0.01  # of plain steps
     covariance: Covariance = "full"  # pooled: one for all classes; diagonal: variances alone, and the least to send
 

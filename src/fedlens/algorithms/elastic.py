@@ -18,7 +18,7 @@ class Elastic(Algorithm):
     """Chen et al., 2023: weights that the outputs are sensitive to move less than the mean update, others move more.
 
     Clients measure it under the received model, on their images without labels. Where nothing is sensitive at all, the
-    mean update counts as it is.
+    mean update counts unchanged.
 
     down: model; up: delta, sensitivity, weight; memory: nothing
     """
@@ -27,7 +27,7 @@ class Elastic(Algorithm):
     mu: Momentum = 0.95  # how much of earlier batches stays
     scope: Literal["tensor", "model"] = "tensor"  # among which weights the most sensitive is looked for
     data: Share = 1.0  # of its images that a client measures with
-    batch: Count = 32
+    batch: Count = 32  # images that are measured at a time
 
     discloses: ClassVar = "how sensitive the outputs on each client's images are to every weight leaves unprotected"
 

@@ -10,6 +10,7 @@ from ..core.algorithm import Client
 from ..core.errors import BadInput
 from ..core.fields import NonNegative, Positive
 from ..core.tree import Tree, dot, mean
+from ._others import new_ticket, nobody, others, row_of, stacked
 from .local import Local
 
 
@@ -41,26 +42,26 @@ class FedAMP(Local):
     def setup(self, server):
         params = server.net.initial_weights().params
         none = {"spread": torch.zeros((), dtype=torch.float64), "tickets": torch.zeros(0, dtype=torch.long)}
-        return super().setup(server).replace(models=params.map(lambda leaf: leaf[None][:0]), **none)
+        return super().setup(server).replace(models=nobody(params), **none)
 
     def broadcast(self, server):
         return Tree({name: server.state[name] for name in ("models", "spread", "tickets")})
 
     def initial_memory(self, client):
         """ticket: by which a client knows its own model among the others."""
-        return super().initial_memory(client).replace(ticket=torch.tensor(client.key % 2**62))
+        return super().initial_memory(client).replace(ticket=new_ticket(client))
 
     def begin(self, client):
         return super().begin(client).replace(centre=self.centre(client))
 
     def centre(self, client: Client) -> Tree:
         received, own = client.received, client.memory.private.params
-        others = [row for row, ticket in enumerate(received.tickets.tolist()) if ticket != int(client.memory.ticket)]
+        rows = others(client, received.tickets)
         sigma = self.sigma or float(received.spread) or 1.0
-        share = (self.alpha or sigma / (len(others) + 1)) / sigma
+        share = (self.alpha or sigma / (len(rows) + 1)) / sigma
         centre = own
-        for row in others:
-            way = received.models.map(lambda leaf, row=row: leaf[row]) - own
+        for row in rows:
+            way = row_of(received.models, row) - own
             centre = centre + way * (share * math.exp(-float(dot(way, way)) / sigma))
         return centre
 
@@ -81,6 +82,5 @@ class FedAMP(Local):
         middle = mean(sent, [1.0] * len(sent))
         ways = [model - middle for model in sent]
         spread = sum(float(dot(way, way)) for way in ways) * 2 / max(len(sent) - 1, 1)  # the mean over pairs
-        rows = zip(*(model.leaves(sent[0]) for model in sent), strict=True)
         tickets, known = torch.stack([u.ticket for u in uploads]), torch.full_like(server.state.spread, spread)
-        return server.state.replace(models=sent[0].rebuild(map(torch.stack, rows)), spread=known, tickets=tickets)
+        return server.state.replace(models=stacked(sent), spread=known, tickets=tickets)

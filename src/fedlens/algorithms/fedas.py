@@ -27,9 +27,9 @@ class FedAS(FedPer):
     """
 
     align_epochs: Number = 1  # of fitting, from a client's second round on
-    align_rate: Positive = 0.01
+    align_rate: Positive = 0.01  # of plain steps, when it fits
     batch: Count = 32  # images of a pass that fits, and of one whose gradient counts
-    weight: Literal["gradients", "samples"] = "gradients"
+    weight: Literal["gradients", "samples"] = "gradients"  # what a client counts by
 
     reweighs: ClassVar[bool] = True  # there can be one such method
     discloses: ClassVar = "how large each client's gradients still are leaves unprotected, as its weight"

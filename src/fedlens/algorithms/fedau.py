@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -18,13 +19,18 @@ class FedAU(Algorithm):
     down: model; up: delta, weight; memory: last, intervals, waited
 
     Intervals that the cutoff closed before a client's first participation count, as in the paper's algorithm 2 and the
-    released code. Differs from that code: its cutoff is out of reach by default (here 50, as in its example), and
-    statistics of norms stay a mean over the cohort: with weights that do not sum to one a variance could be negative.
+    released code. Differs from that code, whose cutoff is out of reach by default (here 50, as in its example).
+    Statistics of norms stay a mean over the cohort: with weights that do not sum to one a variance could be negative.
+    Results published before those intervals counted are those of `fedau/earlier`.
     """
 
     cutoff: Count = (
         50  # K: a silence of so many rounds is an interval of its own; the released code has none by default
     )
+
+    first: Literal["intervals", "one"] = "intervals"  # weight of a first participation; one: whatever was closed before
+
+    presets: ClassVar[dict[str, dict[str, Any]]] = {"earlier": {"first": "one"}}
 
     default_weighting = uniformly
     reweighs = True  # no other method may decide on weights over it
@@ -51,7 +57,8 @@ class FedAU(Algorithm):
         last, intervals, waited = (int(client.memory[name]) for name in ("last", "intervals", "waited"))
         silences = (client.round - last - 1) // self.cutoff
         closed = intervals + silences
-        omega = (waited + silences * self.cutoff) / closed if closed else 1.0
+        is_one = not closed or (last < 0 and self.first == "one")
+        omega = 1.0 if is_one else (waited + silences * self.cutoff) / closed
         memory = memory.replace(
             last=torch.tensor(client.round),
             intervals=torch.tensor(closed + 1),

@@ -15,6 +15,7 @@ from ..core.evaluate import pieces
 from ..core.fields import Count, Number, Open, Positive, Several
 from ..core.network import Network
 from ..core.optimizer import Adam
+from ..core.phases import counted
 from ..core.rng import fold, generator, key, privacy_noise, uniform
 from ..core.tree import Tree, grad
 from ..models.generators import first_weights, head_shape, passed, structure
@@ -35,11 +36,11 @@ class FedAux:
     training at the server, before the first round and after each.
 
     Differs from the paper: features have norm one each and there is no intercept, so that the bound behind the noise
-    holds (the released regression breaks its own bound, 0.996 where 0.5 is claimed); epsilon of one or more takes the
-    noise that is proven for it. Differs from the released code: statistics of norms stay the clients' mean and
-    are what models are judged by, where there all passes are in train mode; clients train by local.optimizer, there by
-    Adam of 1e-3. Results published with a cosine from 1e-3 and Adam anew in each round are those of `fedaux/earlier`.
-    Not compared: SimCLR, of which only the weights were released.
+    holds. (The released regression breaks its own bound: 0.996 where 0.5 is claimed.) Epsilon of one or more takes the
+    noise that is proven for it. Differs from the released code: statistics of norms stay the clients' mean, and models
+    are evaluated with them; there all passes are in train mode. Clients train by local.optimizer, there by Adam of
+    1e-3. Results published with a cosine from 1e-3 and Adam anew in each round are those of `fedaux/earlier`. Not
+    compared: SimCLR, of which only the weights were released.
     """
 
     pretrain_steps: Number = 2000  # of SimCLR
@@ -47,10 +48,10 @@ class FedAux:
     pretrain_lr: Positive = 1e-3  # of Adam
     negatives: Open = 0.2  # part of the public images that clients tell theirs from; the rest are distilled on
     regularisation: Positive = 0.01  # lambda
-    epsilon: Positive = 0.1
-    delta: Open = 1e-5
+    epsilon: Positive = 0.1  # of the scores that clients send; smaller is more private
+    delta: Open = 1e-5  # of the same promise
     steps: Number = 300  # of distillation after each round: about one epoch of 40,000 images
-    batch: Count = 128
+    batch: Count = 128  # public images of a step
     lr: Positive = 5e-5  # of Adam, in distillation
     schedule: Schedule = "constant"  # of that rate, within a round
     kept: bool = True  # whether Adam goes on where it was in the round before
@@ -233,7 +234,8 @@ def pretrained(server: Server, model: Tree, data: Dataset, by: FedAux) -> Tree:
     both, descent = Tree(body=model.params, projection=projection.params), Adam(by.pretrain_lr)
     state = descent.init(both)
     size = min(by.pretrain_batch, max(len(data), 1))
-    for t, row in enumerate(plan(len(data), size, key(server.key, "pretrain"), steps=by.pretrain_steps).rows):
+    rows = plan(len(data), size, key(server.key, "pretrain"), steps=by.pretrain_steps).rows
+    for t, row in enumerate(counted(rows, "training the first model at the server")):
         seed = torch.tensor(key(server.key, "views", t), device=like.device)
         x = Shard(data, row).x
         params = both.map(lambda leaf: leaf.detach().requires_grad_())

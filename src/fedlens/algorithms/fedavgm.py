@@ -13,9 +13,9 @@ class FedAvgM(Algorithm):
     down: model; up: delta, weight; memory: nothing
     """
 
-    beta: Share = 0.9
+    beta: Share = 0.9  # how much of the earlier direction stays
     dampening: Share = 0.0  # as large as beta: the exponential average that some public code has
-    nesterov: bool = False
+    nesterov: bool = False  # look ahead by one step
 
     def setup(self, server):
         state = super().setup(server)

@@ -18,7 +18,7 @@ class FedDecorr:
     Differs from the paper, as its released code does: the penalty is about a batch size larger than the printed one.
     """
 
-    base: Recipe = FedAvg()
+    base: Recipe = FedAvg()  # the method whose loss gets the term
     beta: NonNegative = 0.1  # on the scale of the released code
 
     def stages(self, plan):

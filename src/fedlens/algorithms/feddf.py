@@ -17,6 +17,7 @@ from ..core.fields import Count, Number, Positive
 from ..core.network import Network
 from ..core.objective import weighted
 from ..core.optimizer import Adam
+from ..core.phases import counted, phase
 from ..core.rng import fold, generator, key
 from ..core.tree import Tree, clipped, grad
 
@@ -35,8 +36,8 @@ class FedDF(Algorithm):
     accuracy is put down to the distillation (`python benchmarks/distillation.py`).
 
     Differs from the released code: 1,000 steps a round, there up to 10,000. There labelled images choose the best
-    student and when to stop; a server here has none, so that held-back public images do, by how near the student is to
-    the ensemble on them. Running statistics stay the clients' mean, where there public images move them:
+    student and when to stop. A server here has none: held-back public images choose the student nearest to the
+    ensemble. Running statistics stay the clients' mean, where there public images move them:
     `train_mode=true` is that, and `feddf/paper` both. Results published before gradients were clipped and images
     augmented are those of `feddf/earlier`, of 100 steps. Not compared: models of several architectures.
     """
@@ -83,13 +84,15 @@ class FedDF(Algorithm):
         batches = plan(len(learned), self.batch, key(server.key, "distil"), steps=self.steps)
         looks, rows = self.looks(server, learned, batches)
         own = sum(len(look.place) for look in looks)
+        phase("asking the clients' models at the server")
         told = self.ensemble(server, uploads, data, chosen, [*looks, *([Look(held)] if len(held) else [])]).softmax(1)
         descent = Adam(self.lr)
         adam = descent.init(state.model.params)
         if self.kept and "adam" in state:
             adam = state.adam.map(torch.clone).replace(lr=adam.lr)
         student, best, least, since = state.model.clone(), None, math.inf, 0
-        for t, (row, weight) in enumerate(zip(batches.rows, batches.weights, strict=True)):
+        steps = [*zip(batches.rows, batches.weights, strict=True)]
+        for t, (row, weight) in enumerate(counted(steps, "distilling at the server")):
             at = self.step_key(server, t)
             x = Look(learned[row.to(learned.device)], at if self.augment else None).images(data, chosen)
             adam = adam.replace(lr=torch.full_like(adam.lr, self.lr * self.pace(t, len(batches.rows))))

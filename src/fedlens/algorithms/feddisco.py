@@ -29,11 +29,11 @@ class FedDISCO:
     target=global the counts themselves, once. Where no share is above zero, or nobody's labels differ, p counts.
     """
 
-    base: Recipe = FedAvg()
-    a: NonNegative = 0.5
-    b: NonNegative = 0.1
+    base: Recipe = FedAvg()  # the method whose weights change
+    a: NonNegative = 0.5  # how much the discrepancy takes from a share
+    b: NonNegative = 0.1  # added to every share
     discrepancy: Discrepancy = "kl"  # of the client's labels from the target; kl: divided by the cohort's sum of it
-    target: Literal["uniform", "global"] = "uniform"
+    target: Literal["uniform", "global"] = "uniform"  # labels that a client is compared with
 
     reweighs: ClassVar[bool] = True  # there can be one such method
 

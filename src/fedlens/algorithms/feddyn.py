@@ -18,7 +18,7 @@ class FedDyn(Algorithm):
     The model that is broadcast is shifted by the server's dual; judged is the mean of the clients' models before it.
     """
 
-    alpha: Positive = 0.01
+    alpha: Positive = 0.01  # weight of the dynamic penalty
     clip: Positive | None = 10.0  # of the gradient's norm; public code needs it, long absences blow up without
 
     default_weighting = uniformly

@@ -34,26 +34,26 @@ class FedFed:
     are taken in [0, 1] for all of this; what a network is given, own or shared, is normalised in the same way.
 
     An epoch of the first stage is three passes: the classifier on mixtures of two images, the autoencoder on mosaics of
-    four, and both on images as they are. Clients with few images, or nearly all of one class, weigh the terms of the
+    four, and both on plain images. Clients with few images, or nearly all of one class, weigh the terms of the
     loss otherwise. AdamW goes on at each client where it was.
 
-    Needs what others do not: rounds with the autoencoder's bytes both ways, twice the weights of both networks in every
-    client's memory, and room for two images for each one of the federation.
+    It costs rounds with the autoencoder's bytes both ways. A client remembers twice the weights of both networks. The
+    federation stores two images for each of its own.
 
-    Differs from the released code: shared images are drawn with replacement, of all classes as frequent as they are,
-    and pass the network apart from a client's own; they are not augmented, own ones as `augment` says, not by
-    RandAugment; the autoencoder is trained by a cohort a round, as all else is (there by all clients, or ten); what few
-    images are is known from the second round on; a pass over mosaics leaves the classifier alone, whose statistics it
-    moves there. Noise is 0.15 and 0.25, as by default there; its yaml file has 0.2 and 0.25. Results published with
-    noise on normalised images are those of `fedfed/earlier`. Not compared: how models are averaged there.
+    Differs from the released code: shared images are drawn with replacement, with the classes' own frequencies, and
+    pass the network apart from a client's own. They are not augmented; own images are, as `augment` says. A cohort
+    trains the autoencoder in each round, there all clients or ten. What counts as few images is known from the second
+    round on. A pass over mosaics leaves the classifier alone; there it moves its statistics. Noise is 0.15 and 0.25,
+    the default there; its yaml file has 0.2 and 0.25. Results published with noise on normalised images are those of
+    `fedfed/earlier`. Not compared: how models are averaged there.
     """
 
-    base: Recipe = FedAvg()
-    distil_rounds: Count = 15
-    distil_epochs: Count = 1
+    base: Recipe = FedAvg()  # the method that trains after the exchange
+    distil_rounds: Count = 15  # rounds in which the autoencoder is trained
+    distil_epochs: Count = 1  # epochs in each of them
     distil_lr: Positive = 1e-3  # of AdamW
-    distil_decay: NonNegative = 1e-6
-    latent: Count = 2048
+    distil_decay: NonNegative = 1e-6  # weight decay of AdamW
+    latent: Count = 2048  # dimensions of the autoencoder's code
     width: Count = 32  # channels of the autoencoder's code
     reconstruction: NonNegative = 5.0  # ten times as much in the first nine epochs of a round, five times in ten more
     residual: NonNegative = 2.0  # weight of recognising residuals
@@ -61,7 +61,7 @@ class FedFed:
     recognition: NonNegative = 0.4  # weight of recognising images
     sigma1: NonNegative = 0.15  # of the first noise, on pixels in [0, 1]
     sigma2: NonNegative = 0.25  # of the second
-    share_as: Form = "float32"
+    share_as: Form = "float32"  # type of the numbers that are sent
     passes: Literal["three", "one"] = "three"  # an epoch; one: without mixtures and mosaics
     mixup: Count = 2  # parts of mixtures are drawn from Beta(mixup, mixup)
     mosaics: Count = 64  # made of each batch

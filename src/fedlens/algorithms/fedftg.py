@@ -13,6 +13,7 @@ from ..core.algorithm import Algorithm, Server
 from ..core.fields import Count, NonNegative, Number, Positive, Several, Share
 from ..core.network import Network
 from ..core.optimizer import Adam, Sgd
+from ..core.phases import counted
 from ..core.rng import fold, key, normal, uniform
 from ..core.tree import Tree, grad
 from ..models.generators import ImageGenerator, diversity, first_weights, passed, structure
@@ -27,17 +28,17 @@ class FedFTG(Algorithm):
 
     down: model; up: delta, counts, shape, weight; memory: nothing
 
-    The generator, which never leaves the server, learns for one client after another to make images that its model
-    takes for their labels and the average does not; the average then learns from all clients' models, each of which
-    counts by its part of the label's examples.
+    The generator never leaves the server. For one client after another it learns to make images that the client's model
+    takes for their labels and the average does not. The average then learns from all clients' models; each counts by
+    its part of the label's examples.
 
     Needs what others do not: label counts of the clients of each round, and heavy training at the server.
 
-    Differs from the released code: a client's part weighs its cross-entropy example by example, where there it weighs
-    the mean over the batch, by mistake; labels are drawn as often as clients have them, where there they are dealt;
-    clients do not clip their gradients at norm 10; running statistics of the average stay the clients' mean. Results
-    published before noise and label were projected apart are those of `fedftg/joint`. Not compared: its mode of
-    features in place of images.
+    Differs from the released code: a client's part weighs its cross-entropy example by example; there it weighs the
+    mean over the batch, by mistake. Labels are drawn as often as clients have them; there they are dealt. Clients do
+    not clip their gradients at norm 10. Running statistics of the average stay the clients' mean. Results published
+    before noise and label were projected apart are those of `fedftg/joint`. Not compared: its mode of features in place
+    of images.
     """
 
     noise: Count = 100  # dimensions; 256 for 100 classes
@@ -45,7 +46,7 @@ class FedFTG(Algorithm):
     iterations: Number = 10  # after each round; 0: FedAvg
     student_steps: Count = 5  # in each
     batch: Several = 50  # images that are made at a time; the generator normalises over them
-    student_lr: Positive = 0.1
+    student_lr: Positive = 0.1  # of the average, when it is fine-tuned
     generator_lr: Positive = 0.01  # of Adam
     decay: Share = 0.998  # of both rates, per round
     weight_decay: NonNegative = 1e-3  # of the average, when it is fine-tuned
@@ -91,7 +92,7 @@ class FedFTG(Algorithm):
         climb, descent = Adam(self.generator_lr * pace), Sgd(self.student_lr * pace, weight_decay=self.weight_decay)
         climbing, descending = climb.init(generator.params), descent.init(student.params)
         pooled = torch.stack([upload.counts for upload in uploads]).sum(0)
-        for iteration in range(self.iterations):
+        for iteration in counted(range(self.iterations), "tuning the model at the server"):
             seed = torch.tensor(key(server.key, "images", iteration), device=shares.device)
             y = labels_like(pooled, fold(seed, "labels"), self.batch)
             noise = normal(fold(seed, "noise"), self.batch, self.noise).to(shares)

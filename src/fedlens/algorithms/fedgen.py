@@ -13,6 +13,7 @@ from ..core.fields import Count, NonNegative, Number, Positive, Several, Share
 from ..core.network import Network
 from ..core.objective import weighted
 from ..core.optimizer import Adam
+from ..core.phases import counted
 from ..core.rng import fold, key, normal, uniform
 from ..core.tree import Tree, grad
 from ..models.generators import LatentGenerator, diversity, first_weights, head_shape, passed, structure
@@ -26,8 +27,8 @@ class FedGen(Algorithm):
 
     down: model, generator, strength; up: delta, counts, weight; memory: nothing
 
-    A client's loss is its own + beta KL(its head on features made for its labels || its predictions) + alpha
-    cross-entropy of its head on features made for any labels; from the second round on, and ever weaker.
+    A client's loss is its own, plus beta KL(its head on features made for its labels || its predictions), plus alpha
+    cross-entropy of its head on features for any labels. The two terms begin in the second round and get weaker.
 
     Needs what others do not: label counts of the clients of each round, `steps` small steps at the server, and the
     generator's bytes on the way down.
@@ -36,24 +37,24 @@ class FedGen(Algorithm):
     higher rates or with momentum 10 is too much: soon everything is one class. So the default is 1.
 
     Differs from the released code: its mean of loss times weight goes over all pairs of examples, by mistake, ours over
-    examples; a client's share of a label counts all its examples, there those of this round's batches and one; Adam
-    starts anew each round; the generator is used in all local epochs, there in the first twenty; and alpha is not
+    examples. A client's share of a label counts all its examples, there those of this round's batches and one. Adam
+    starts anew each round. The generator is used in all local epochs, there in the first twenty. Alpha is not
     multiplied by batch / local.batch_size, which is 1 there. Results published before absent labels were skipped and
     noise was uniform are those of `fedgen/earlier`.
     """
 
-    alpha: NonNegative = 1.0
-    beta: NonNegative = 1.0
+    alpha: NonNegative = 1.0  # weight of what the generator teaches, at clients
+    beta: NonNegative = 1.0  # weight of agreeing with the generator, at clients
     decay: Share = 0.98  # of alpha, beta and the generator's rate, per round
     least: NonNegative = 1e-5  # that alpha and beta are multiplied by
     noise: Count | None = None  # dimensions; none: 64 for colour images, else 32
     hidden: Count | None = None  # none: 512 for colour images, else 256; 128 for two classes
     steps: Number = 50  # of the generator, after each round
     batch: Several = 32  # features that are made at a time; the generator normalises over them
-    lr: Positive = 3e-4
-    weight_decay: NonNegative = 1e-2
+    lr: Positive = 3e-4  # of the generator, by Adam
+    weight_decay: NonNegative = 1e-2  # of the generator
     labels: Literal["present", "all"] = "present"  # that the generator learns from: those that the cohort has
-    noise_is: Literal["uniform", "normal"] = "uniform"
+    noise_is: Literal["uniform", "normal"] = "uniform"  # how the generator's noise is drawn
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "released": {"alpha": 10.0, "beta": 10.0},
@@ -104,7 +105,7 @@ class FedGen(Algorithm):
         descent = Adam(self.lr * self.decay ** int(server.state.turns), weight_decay=self.weight_decay)
         descending = descent.init(generator.params)
         there = shares.sum(0).nonzero().squeeze(1) if self.labels == "present" else None
-        for step in range(self.steps):
+        for step in counted(range(self.steps), "training the generator at the server"):
             seed = torch.tensor(key(server.key, "features", step), device=shares.device)
             y = any_labels(fold(seed, "labels"), self.batch, shares.shape[1], there)
             params = generator.params.map(lambda leaf: leaf.detach().requires_grad_())

@@ -28,7 +28,7 @@ class FedLC:
     has no lower bound. The preset paper leaves it out.
     """
 
-    base: Recipe = FedAvg()
+    base: Recipe = FedAvg()  # the method whose loss changes
     tau: NonNegative = 1.0  # of the margin tau / count^(1/4)
     denominator: Denominator = "all"  # others: without the true class, as printed
     min_count: NonNegative = 0.0  # the count of a missing class; 0 leaves it out of the loss

@@ -26,7 +26,7 @@ class FedMTL(Algorithm):
     digits (docs/decisions.md). LG-FedAvg's code, where baselines of this name come from, divides by the number of
     weights: with 1e-7, as for a small network, clients train alone in all but name.
 
-    Differs from that code, which knows as many models as a cohort has, those of the first clients, and has a matrix of
+    Differs from that code, which knows as many models as a cohort has, those of the first clients. It has a matrix of
     ones in place of I, so that the sum of models is pulled to zero (omega=code). It also leaves up to 3,999 of the
     weights out of the second term. Omega is not learned here, as MOCHA's can be. Not compared with MOCHA's own code.
     """

@@ -22,7 +22,8 @@ class FedOpt(Algorithm):
     initial: Literal["tau", "zero"] = (
         "tau"  # of the mean square: tau squared as printed, or zero as in much public code
     )
-    server_lr: Positive = field(default=0.1, kw_only=True)  # of the scaled direction: tune it with local.lr
+    # The first step moves nearly every weight by this much: more than a layer's weights undoes what they begin with.
+    server_lr: Positive = field(default=0.01, kw_only=True)  # of the scaled direction: tune it with local.lr
 
     def setup(self, server):
         state = super().setup(server)

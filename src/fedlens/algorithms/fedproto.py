@@ -11,6 +11,7 @@ from ..core.fields import NonNegative
 from ..core.objective import weighted
 from ..core.tree import Tree
 from ..models.generators import head_shape, linear_head
+from ._others import prototypes
 from ._own_images import class_sums
 
 
@@ -46,14 +47,7 @@ class FedProto(Algorithm):
 
     def aggregate(self, server, uploads):
         """A class that nobody of the cohort has keeps its mean."""
-        counts = torch.stack([u.counts for u in uploads]).double()
-        counts = counts.clamp(max=1) if self.mean == "clients" else counts  # whatever a client says
-        means = torch.stack([u.prototypes for u in uploads]).double()
-        total, before = counts.sum(0), server.state.prototypes
-        new = ((counts[..., None] * means).sum(0) / total.clamp(min=1)[:, None]).to(before)
-        seen = total > 0
-        known = torch.where(seen, 1, server.state.known)
-        return server.state.replace(prototypes=torch.where(seen[:, None], new, before), known=known)
+        return server.state.replace(**prototypes(server.state, uploads, most=1 if self.mean == "clients" else None))
 
     # ---- client ----
     def is_private(self, net, name):

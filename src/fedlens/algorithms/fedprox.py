@@ -13,7 +13,7 @@ class FedProx(Algorithm):
     down: model; up: delta, weight; memory: nothing
     """
 
-    mu: NonNegative = 0.01  # tuned in {0.001, 0.01, 0.1, 1}
+    mu: NonNegative = 0.01  # weight of the proximal term; tuned in {0.001, 0.01, 0.1, 1}
 
     def gradient(self, client, local, batch):
         """Of the loss + mu/2 |w - received|^2, over what is shared."""

@@ -17,7 +17,7 @@ class FedRep(FedPer):
     What is frozen has no gradient, no momentum and no moving statistics. The training that closes a run, after which
     personal models are evaluated, is of the head alone.
 
-    The paper's CIFAR-10 runs train the head for 10 epochs and the body for one, and close with 10 (fedrep/paper); by
+    The paper's CIFAR-10 runs train the head for 10 epochs and the body for one, and close with 10 (fedrep/paper). By
     default head and body share local.epochs, so that rounds cost what those of other methods cost. Differs from the
     released code, in which biases have no weight decay and clients count alike on CIFAR, here by their examples.
     """

@@ -21,7 +21,7 @@ class FedRS:
     plain logits. The preset official scales every class by its share, as the authors' code does.
     """
 
-    base: Recipe = FedAvg()
+    base: Recipe = FedAvg()  # the method whose loss changes
     alpha: Share = 0.5  # the factor of a missing class
     rule: Rule = "missing"  # share: alpha + (1 - alpha) count / largest count, for every class
 

@@ -14,7 +14,7 @@ class FedSAM(Algorithm):
     down: model; up: delta, weight; memory: nothing
     """
 
-    rho: NonNegative = 0.1
+    rho: NonNegative = 0.1  # how far a step looks uphill
 
     def gradient(self, client, local, batch):
         """At the ascended point; only the first pass advances the statistics."""

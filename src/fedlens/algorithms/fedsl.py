@@ -32,11 +32,11 @@ class FedSL:
     An image's number is the norm of the small image, the mean over channels of pixels in [0, 1]: about its brightness.
     """
 
-    base: Recipe = FedAvg()
+    base: Recipe = FedAvg()  # the method whose weights change
     f: Factor = 2  # how much smaller each side is
     down: Down = "avgpool"  # the paper does not say how
     epochs: Count = 20  # of the autoencoder
-    normalize: Normalize = "sum"
+    normalize: Normalize = "sum"  # mean: a client's number of images does not matter
 
     reweighs: ClassVar[bool] = True  # there can be one such method
 

@@ -42,18 +42,20 @@ _SHORTCUTS = {"downsample", "shortcut"}  # what modules beside a residual block 
 class FedSLS:
     """ACM MM 2024, doi 10.1145/3664647.3681278: over any base, a client counts by the saliency of its data.
 
-    Before the first round every client trains a copy of the model that it throws away and keeps one number: the sum,
-    over its images and over layers, of the norm of guided gradient times activation.
+    Before the first round every client trains a copy of the model, which it throws away, and keeps one number. That is
+    the norm of guided gradient times activation, summed over its images and over layers.
 
-    Differs from the paper where that contradicts itself: weights are divided by their sum over the cohort, not over
-    all clients; the server goes towards the clients, by a step of one; the norm has one square root.
+    Differs from the paper where that contradicts itself. Weights are divided by their sum over the cohort, not over
+    all clients. The server goes towards the clients, by a step of one. The norm has one square root; fedsls/literal has
+    the two of equation 6.
     """
 
-    base: Recipe = FedAvg()
+    base: Recipe = FedAvg()  # the method whose weights change
+    # what of a layer counts
     saliency: Literal["guided_grad_x_act", "guided_grad", "plain_grad_x_act"] = "guided_grad_x_act"
-    norm: Norm = "l2"  # of a layer's map; sqrt_l2 is equation 6 to the letter
+    norm: Norm = "l2"  # of a layer's map; sqrt_l2 is equation 6 as printed
     target: Literal["true", "pred", "sum"] = "true"  # the class whose score is explained; sum: all of them
-    score: Score = "logit"
+    score: Score = "logit"  # what is explained of it
     tap: Place = "conv"  # where layers are looked at: at convolutions, or at every ReLU
     tau: Share = 0.5  # a layer counts so much less than the one before it
     include_downsample: bool = True  # whether convolutions of shortcuts are layers, too
@@ -61,7 +63,7 @@ class FedSLS:
     recompute_every: Number = 0  # rounds, from then on with the current global model; 0: never
     normalize: Normalize = "sum"  # mean: a client's number of images does not matter
     blend: Share = 0.0  # how much of a client's share is that of `blend_with`
-    blend_with: Blend = "samples"
+    blend_with: Blend = "samples"  # the other way to count clients
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         # Equations 4 to 9; `literal` has equation 6 with its second square root. Epochs of the copy are not given.
@@ -199,7 +201,7 @@ class SaliencyWeighted(Weighted):
     """
 
     blend: Share = 0.0
-    blend_with: Blend = "samples"
+    blend_with: Blend = "samples"  # the other way to count clients
 
     may_be_nan: ClassVar = ("weight",)
     say: ClassVar = "saliency has"

@@ -69,24 +69,25 @@ class FedXDS:
     once. Then training starts afresh with a term on the shared images.
 
     Three settings have names. By default images are clipped, the first convolution's LRP rule is flat and the others'
-    z-plus, and only the privacy that follows from clip and noise is stated. fedxds/paper is the paper as printed: no
-    clipping, the epsilon rule, a uniform mean; what it promises is unproven (docs/privacy.md says why). The paper
-    gives neither delta, nor the class that is explained ("the model's prediction"), nor the warm-up's epochs and
-    clients: 1e-5, the label's, and the released code's. Shared batches are drawn with replacement.
+    z-plus. Only the privacy that follows from clip and noise is stated. fedxds/paper is the paper as printed: no
+    clipping, the epsilon rule, a uniform mean. What it promises is unproven (docs/privacy.md says why). Three things
+    it does not give: delta, here 1e-5; the class that is explained ("the model's prediction"), here the label's; the
+    warm-up's epochs and clients, here the released code's. Shared batches are drawn with replacement.
 
     The released code is fedxds/official, but for these. There integrated gradients start from all logits, a mask keeps
     one pixel more, and a constant map gives no number; here such a map keeps the first pixels. There shared batches
-    come in one shuffled order again and again. There a client's own images pass RandAugment with cutout, and those of
-    the warm-up are not augmented; here `augment` holds for all rounds and has neither.
+    come in one shuffled order again and again. There a client's own images pass RandAugment with cutout, which is
+    augment=randaugment here: `augment` belongs to all methods, so that no preset sets it.
     """
 
-    base: Recipe = FedAvg()
-    warmup_rounds: Count = 10
+    base: Recipe = FedAvg()  # the method that trains after the exchange
+    warmup_rounds: Count = 10  # rounds before images are shared
     warmup_epochs: Count | None = 10  # None: as in all rounds
     warmup_fraction: Annotated[float, Gt(0), Le(1)] = 1.0  # of clients in a warm-up round
+    warmup_augment: bool = True  # whether images of the warm-up are augmented, as `augment` says; released code: not
     continue_from_warmup: bool = False  # train on from the warm-up's model instead of the first weights
-    attribution: Literal["lrp", "ig", "smoothgrad", "inputxgrad", "random"] = "lrp"
-    lrp: Literal["epsilon_plus_flat", "epsilon"] = "epsilon_plus_flat"
+    attribution: Literal["lrp", "ig", "smoothgrad", "inputxgrad", "random"] = "lrp"  # how pixels are scored
+    lrp: Literal["epsilon_plus_flat", "epsilon"] = "epsilon_plus_flat"  # its rules
     ig: Literal["midpoint", "right", "legendre"] = "midpoint"  # where integrated gradients look; right: released code
     target: Literal["true", "pred", "batch_labels"] = "true"  # batch_labels: every class of a batch, as released code
     attribution_model: Literal["global", "local"] = "global"  # local: after the last warm-up round's local training
@@ -99,24 +100,25 @@ class FedXDS:
     accounting: Accounting = (
         "ordinary"  # what is stated: of any two images; as printed; by distance; ordinary, as asked
     )
-    epsilon: Positive = 20.0
+    epsilon: Positive = 20.0  # of the shared images; smaller is more private
     delta: Open = 1e-5  # the paper gives none
     sigma: NonNegative | None = None  # of the noise; None: from accounting, epsilon and delta
-    mix: Mix = "additive"
-    lam: NonNegative = 0.5
+    mix: Mix = "additive"  # how shared images enter training
+    lam: NonNegative = 0.5  # weight of the shared images' loss
     share_fraction: Annotated[float, Gt(0), Le(1)] = 1.0  # of a client's images
-    share_as: Form = "float32"
+    share_as: Form = "float32"  # type of the numbers that are sent
     sparse: bool = False  # send kept pixels with their places, and noise on these alone
     weighed: Weighed = "base"  # how clients count where the experiment's weighting is not set; base: as the base says
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "paper": _PAPER,
-        # What the released code does; augment=crop_flip is the rest of it that can be asked for.
-        # Its own images are cropped, flipped, and changed by RandAugment(2, 10) with cutout, which we do not have.
+        # What the released code does; augment=randaugment is the rest of it.
         "official": {
             "warmup_rounds": 10,
             "warmup_epochs": 10,
             "warmup_fraction": 1.0,
+            "warmup_augment": False,
+            "continue_from_warmup": False,
             "attribution": "lrp",
             "lrp": "epsilon_plus_flat",
             "ig": "right",
@@ -136,11 +138,6 @@ class FedXDS:
         "metric": {"mask_source": "class", "accounting": "metric"},
         "bounded": {"accounting": "bounded"},
     }
-
-    @classmethod
-    def quick(cls, own_model: bool) -> dict[str, Any]:
-        """A first look within minutes: a short warm-up."""
-        return {"warmup_rounds": 5, "warmup_epochs": 1}
 
     def __post_init__(self):
         if self.clip_norm is not None and not 0 < self.clip_norm < math.inf:
@@ -163,7 +160,7 @@ class FedXDS:
     def stages(self, plan):
         if self.weighed != "base":
             plan = replace(plan, weighting=plan.weighting or WEIGHTINGS[self.weighed])
-        warm = replace(plan, rounds=self.warmup_rounds)
+        warm = replace(plan, rounds=self.warmup_rounds, augment=plan.augment and self.warmup_augment)
         warm = replace(warm, cohort=Everyone() if self.warmup_fraction == 1 else Fraction(self.warmup_fraction))
         if self.warmup_epochs is not None:
             warm = replace(warm, epochs=self.warmup_epochs, steps=None)

@@ -16,9 +16,9 @@ class FineTuned:
     Plain local training: no proximal term, no control variates.
     """
 
-    base: Recipe = FedAvg()
-    epochs: Count = 5
-    part: Literal["all", "head"] = "all"
+    base: Recipe = FedAvg()  # the method that comes before
+    epochs: Count = 5  # epochs of each client, after the last round
+    part: Literal["all", "head"] = "all"  # what is trained of the model
 
     def stages(self, plan):
         *before, last = self.base.stages(plan)
@@ -39,18 +39,20 @@ def in_tuning(objective: Any) -> Any:
 class FineTune(Errand):
     """The last stage of FineTuned. down: as its base; up: nothing; memory: tuned, with what its base remembers"""
 
-    part: Literal["all", "head"] = "all"
+    part: Literal["all", "head"] = "all"  # what is trained of the model
 
     evaluated_as: ClassVar = ("fine-tuned",)
 
     begin, phase, step = Algorithm.begin, Algorithm.phase, Algorithm.step  # training of its own, not the base's
     closing_phase, closing_epochs = Algorithm.closing_phase, Algorithm.closing_epochs
+    predictions = Algorithm.predictions
 
     def initial_memory(self, client):
         return super().initial_memory(client).replace(tuned=Tree())
 
     def start(self, client):
-        return self.base.personal(client)
+        known = self.base.personal(client)
+        return Tree(params=known.params, buffers=known.buffers)
 
     def trains(self, client, name):
         return self.part == "all" or name in client.net.head

@@ -22,12 +22,12 @@ class L2GD(Algorithm):
     down: upload; up: model, weight; memory: own
 
     A round is one local iteration and the aggregations that follow it until the next: coins of the server's key. These
-    leave the mean where it is, so they are one move: models are uploaded after a round that any follow, and then the
+    leave the mean where it is, so they are one move. Models are uploaded after a round that any follow, and then the
     next download also holds model and times. Without one, nothing but the coin is sent.
 
     How strong: the paper's theory takes p = lambda / (L + lambda) and the step eta = n / (2 (L + lambda)). Then a local
-    step has the rate 1 / (2 L), and every aggregation moves a client half way to the mean, whatever lambda is: that is
-    pull=None, and p says how much of a compromise it is. FedRep's code, where baselines of this name come from, moves
+    step has the rate 1 / (2 L), and every aggregation moves a client half way to the mean, whatever lambda is. That is
+    pull=None; p says how much of a compromise it is. FedRep's code, where baselines of this name come from, moves
     a twentieth of the way (rate 0.1, lambda 0.5) at the same p.
 
     Differs from the paper: a local iteration is all of a round's local training, and local.lr is the rate that it

@@ -21,7 +21,7 @@ class Moon(Algorithm):
     """
 
     mu: NonNegative = 1.0  # tuned in {0.1, 1, 5, 10}; 5 on CIFAR-10, 1 on CIFAR-100
-    temperature: Positive = 0.5
+    temperature: Positive = 0.5  # of the contrast; lower is sharper
 
     def initial_memory(self, client):
         """Before its first round a client's previous model is what it starts from: the term has no gradient there."""

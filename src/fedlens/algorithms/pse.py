@@ -3,11 +3,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..attribution.cam import resized, stretched
 from ..attribution.channels import ChannelTaps
@@ -16,6 +15,7 @@ from ..core.errors import BadInput
 from ..core.fields import NonNegative
 from ..core.network import Network
 from ..core.tree import Tree, grad
+from ..models.pse_net import PseNetwork
 from .fedper import FedPer, Part, has_extractor, is_extractor
 
 # Of a network whose attention another model's maps can take part in; what is not in its extractor stays private.
@@ -39,13 +39,13 @@ class PSE(FedPer):
     its extractor, as pse_net has. Others have no queries to exchange: attention=self excites their convolutions and
     nothing else. Clients of one class or one image train like others, and so do maps of one place (images of 8 pixels).
 
-    Evidence is summed over images and places, as equation 3 is printed; the paper's equation 4 moves filters after the
-    step, its equation 8 puts a weaker pull into the loss (excite=penalty). The threshold has no layer's index there and
+    Evidence is summed over images and places, as equation 3 is printed. The paper's equation 4 moves filters after the
+    step; its equation 8 puts a weaker pull into the loss (excite=penalty). The threshold has no layer's index there and
     sums over one layer's channels: here each layer has its own. Differs from the paper: a channel is excited only where
-    the difference is more than zero, since just after the download all are zero. pse/paper takes maps at a
-    convolution's output, as its F = W * F and "the output of the last convolutional layer" say; by default they are
-    taken after the ReLU, which is what the next layer is given.
-    Not compared with code of the authors: there is none, their repository holds a title alone.
+    the difference is more than zero, since after the download all are zero. The preset paper takes maps at a
+    convolution's output, as "the output of the last convolutional layer" says. By default they are taken after the
+    ReLU, as the next layer gets them. Not compared with code of the authors: there is none, their repository holds a
+    title alone.
     """
 
     usual_model: ClassVar = "pse_net"
@@ -83,10 +83,6 @@ class PSE(FedPer):
     def __post_init__(self):
         if self.excite == "direct" and self.xi > 1:
             raise BadInput(f"algorithm.xi is {self.xi:g}, and a filter cannot move further than to the global one, 1")
-
-    @classmethod
-    def quick(cls, own_model):
-        return {} if own_model else {"attention": "self"}  # what it is on a network without attention
 
     def setup(self, server):
         self.crosses(server.net)  # refused before anyone is asked
@@ -152,6 +148,9 @@ class PSE(FedPer):
             return nullcontext()
         if self.cam == "scorecam":
             return _Maps(net, weights, tap=self.tap)
+        plain = self.cam == "gradcam" and self.reduce == "sum" and self.crosses(net)
+        if net.compile and plain and isinstance(net.module, PseNetwork):
+            return _Added(net.module, weights, self.tap)
         return ChannelTaps(net, weights, tap=self.tap, cam=self.cam)
 
     def look(self, net: Network, pair: Pair, x: Tensor, key: Tensor | None = None, taps: Any = _UNTAPPED) -> Seen:
@@ -159,18 +158,23 @@ class PSE(FedPer):
         crosses, seen = self.crosses(net), []
         for weights, own_key, tap in zip(pair, (key, None), taps, strict=True):
             with tap:
-                if crosses:
-                    seen.append(net.apply(weights, _maps, x, train=own_key is not None, key=own_key))
+                how: dict[str, Any] = dict(train=own_key is not None, key=own_key)
+                if isinstance(tap, _Added):
+                    seen.append(net.apply(weights, tap.maps, x, *tap.leaves.values(), in_step=True, **how))
+                elif crosses:
+                    seen.append(net.apply(weights, _maps, x, **how))
                 else:
-                    seen.append(net.forward(weights, x, train=own_key is not None, key=own_key))
+                    seen.append(net.forward(weights, x, **how))
         if not crosses:
             return Seen(seen, torch.cat([out.logits for out in seen]))
-        out, back = net.apply(pair[0], _exchanged, *seen, train=key is not None, key=key)
-        features, logits = (t.to(x.dtype) for t in out)
+        how = dict(train=key is not None, key=key)
+        maps = torch.cat(seen)
+        projected = net.apply(pair[0], _projected, maps, **how)
+        features, logits = (t.to(x.dtype) for t in net.apply(pair[0], _exchanged, *projected, **how))
         outs = [Tree(features=f, logits=z) for f, z in zip(features.chunk(2), logits.chunk(2), strict=True)]
         if self.score_path == "cross":
-            return Seen(outs, logits, back)
-        (_, alone), _ = net.apply(pair[0], _alone, *seen)
+            return Seen(outs, logits, projected[1:])
+        _, alone = net.apply(pair[0], _alone, maps)
         return Seen(outs, alone.to(x.dtype))
 
     def evidence(self, net: Network, pair: Pair, batch: Tree, taps: tuple[Any, Any], seen: Seen) -> tuple[Tree, Tree]:
@@ -252,23 +256,62 @@ class _Maps(ChannelTaps):
         return super()._tapped(names, out)
 
 
+class _Added(nullcontext):
+    """Taps of `pse_net` that a compiled pass can have: zeros that are added to the maps, one for each channel.
+
+    The gradient of such a zero is the sum over images and places, in full precision.
+    """
+
+    def __init__(self, module: PseNetwork, weights: Tree, tap: str):
+        super().__init__()
+        self.maps = _with_relus if tap == "relu" else _with_convolutions
+        kinds = [(f"extractor.{name}", part) for name, part in module.extractor.named_children()]
+        named = [(name, weights.params[f"{name}.weight"]) for name, part in kinds if isinstance(part, nn.Conv2d)]
+        full = {name: torch.promote_types(weight.dtype, torch.float32) for name, weight in named}
+        self.leaves = {name: w.new_zeros(len(w), dtype=full[name], requires_grad=True) for name, w in named}
+
+
+def _with_added(module: PseNetwork, x: Tensor, kind: type, leaves: Sequence[Tensor]) -> Tensor:
+    left = [*leaves]
+    for part in module.extractor:
+        x = part(x)
+        if isinstance(part, kind):
+            leaf = left.pop(0)
+            x = (x.to(leaf.dtype) + leaf[:, None, None]).to(x.dtype)
+    return x
+
+
+def _with_relus(module: PseNetwork, x: Tensor, *leaves: Tensor) -> Tensor:
+    return _with_added(module, x, nn.ReLU, leaves)
+
+
+def _with_convolutions(module: PseNetwork, x: Tensor, *leaves: Tensor) -> Tensor:
+    return _with_added(module, x, nn.Conv2d, leaves)
+
+
 def _maps(module: Any, x: Tensor) -> Tensor:
     return module.maps(x)
 
 
-def _attended(module: Any, ours: Tensor, theirs: Tensor, *, exchange: bool) -> tuple[tuple[Tensor, Tensor], tuple]:
-    """(features and logits of both models as one batch, ways back to each one's own maps past its query)."""
-    maps = torch.cat([ours, theirs])
+def _projected(module: Any, maps: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Query, key and value of both models' maps, those of the local one first, and what a residual network adds."""
     query, key, value = module.project(maps)
-    added = maps.view_as(maps)  # what a residual network adds is a way back of its own
-    if exchange:
-        query = query.roll(len(ours), 0)
+    return query, key, value, maps.view_as(maps)  # a way back of its own
+
+
+def _attended(module: Any, query: Tensor, key: Tensor, value: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
+    """Features and logits of both models as one batch."""
     features = module.embed(module.attend(query, key, value, added))
-    return (features, module.head(features)), (key, value, added)
+    return features, module.head(features)
 
 
-_exchanged = partial(_attended, exchange=True)  # keys and values of one model meet the queries of the other
-_alone = partial(_attended, exchange=False)
+def _exchanged(module: Any, query: Tensor, key: Tensor, value: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values of one model meet the queries of the other."""
+    return _attended(module, query.roll(len(query) // 2, 0), key, value, added)
+
+
+def _alone(module: Any, maps: Tensor) -> tuple[Tensor, Tensor]:
+    return _attended(module, *_projected(module, maps))
 
 
 def _slopes(score: Tensor, back: Sequence[Tensor], leaves: Sequence[Tensor]) -> Sequence[Tensor]:

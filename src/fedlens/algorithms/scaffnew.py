@@ -46,6 +46,8 @@ class Scaffnew(Algorithm):
             raise BadInput(
                 f"scaffnew needs all clients in every round, with equal plain steps and weights: give {words}"
             )
+        if plan.uplink:
+            raise BadInput("scaffnew learns its controls from the update as it was trained: leave out uplink")
         yield from super().stages(plan)
 
     def setup(self, server):

@@ -22,7 +22,7 @@ class Scaffold(Algorithm):
     down: model, control; up: delta, control, weight; memory: control
 
     Differs from the paper: with momentum the local path is divided by its reach instead of the number of steps.
-    With by=samples clients count by size, in the model and in the control alike: where sizes differ much, an epoch
+    With by=samples clients count by size, in the model and in the control alike. Where sizes differ much, an epoch
     each gives unequal steps, and the uniform mean of the paper can fall far behind FedAvg.
     """
 

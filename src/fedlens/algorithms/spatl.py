@@ -51,22 +51,23 @@ class SPATL(Algorithm):
     """Yu et al., 2022: a shared encoder under control variates, a predictor of one's own, and what matters is sent.
 
     After local training an agent tries sub-models of the encoder and sends the filters of the best one. Clients that
-    never took part train their predictor on the frozen encoder when they are judged.
+    never took part train their predictor on the frozen encoder when they are evaluated.
 
     down: model, control; up: kept, delta, control, weight; memory: private, joined, control, selection, agent
 
     kept has one bit a filter; delta holds the rows of kept filters, with their norms' entries, and all else whole.
-    Differs from the paper where its equations cannot be meant: the server goes towards the clients, by a step of one;
-    controls are added to the gradient and divide the local path by its reach, not by epochs. The budget is of
+
+    Differs from the paper where its equations cannot be meant. The server goes towards the clients, by a step of one.
+    Controls are added to the gradient and divide the local path by its reach, not by epochs. The budget is of
     operations that the smaller network really does. Rewards are accuracies of that network on images that the client
-    keeps back and never trains on: a channel that is computed anyway, since another layer of a sum keeps it, is not
-    silenced there, though it is not sent. A client that kept back images of one class alone learns nothing from them:
-    it takes `uniform`. The paper's rewards are of a validation set that it reports accuracy on, too, and its sub-models
-    have a size that it does not give: the budget is the released code's. By default a search of 30 episodes looks at so
-    few images that its operations are about those of a local epoch at most; spatl/paper searches longer, on more
-    images. `l2_global` goes by the root mean square of a filter's weights: by plain norms, layers whose filters have
-    more inputs would win. The preset official is what the released code does; what its agent selects never reaches the
-    server, so that it has no agent and sends all.
+    keeps back and never trains on. A channel that another layer of a sum keeps is computed anyway: it is not silenced
+    there, though it is not sent. A client that kept back images of one class alone takes `uniform`.
+
+    The paper's rewards are of a validation set that it also reports accuracy on. It does not give the size of its
+    sub-models: the budget is the released code's. By default the operations of a search of 30 episodes are about those
+    of a local epoch at most. The preset paper searches longer, on more images. `l2_global` goes by the root mean square
+    of a filter's weights: by plain norms, layers whose filters have more inputs would win. The preset official is what
+    the released code does. What its agent selects never reaches the server, so that it has no agent and sends all.
     """
 
     selector: Selector = "rl"  # an agent, the same share of all layers, the largest norms anywhere, chance, all filters
