@@ -504,7 +504,7 @@ def test_only_data_of_ones_own_is_told():
     assert own.federation(images)[1].notes == ("60 images, 2 classes (0, 1), 8 x 8",)
     assert known.federation(images)[1].notes == ()
     told = {name for name, source in DATASETS.items() if not source.known}
-    assert told == {"npz", "folder", "clients_folder", "pfllib", "hub"}
+    assert told == {"npz", "folder", "clients_folder", "table", "pfllib", "hub"}
 
 
 def test_a_copy_from_before_sizes_were_kept_is_still_read(tmp_path):

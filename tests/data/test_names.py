@@ -265,7 +265,7 @@ def ticks(axis: object) -> tuple[list[str], list[str]]:
 
 
 def test_the_first_picture_has_names_on_its_axes(finished, nameless, monkeypatch):
-    monkeypatch.setattr(figures, "save", lambda figure, path: figure)
+    monkeypatch.setattr(figures, "save", lambda figure, path, **_: figure)
     split, _, own = figures.draw_run(finished, Path("run")).axes
     assert ticks(split) == (SHORT, list(KINDS))
     accuracy = client_accuracies(finished.metrics())["personal before"]
@@ -295,8 +295,8 @@ def test_pictures_of_explain_are_titled_by_names(finished, nameless, monkeypatch
         (title,) = run.models(clients=[3], rounds=[last])  # one of its rounds weighs, and trains nothing
         assert title == f"{titles[0]}, round {last} ({last - 1} of training)"
     drawn = []
-    monkeypatch.setattr("fedlens.papers.fedsls.weights.save", lambda figure, path: drawn.append(figure) or path)
-    monkeypatch.setattr(saliency, "save", lambda figure, path: drawn.append(figure) or path)
+    monkeypatch.setattr("fedlens.papers.fedsls.weights.save", lambda figure, path, **_: drawn.append(figure) or path)
+    monkeypatch.setattr(saliency, "save", lambda figure, path, **_: drawn.append(figure) or path)
     explain_weights(finished.path, clients=[3, 0], count=2)
     grid, chart = drawn
     assert [axis.get_title() for axis in grid.axes[:4]] == ["image", "at first", "north (3)", "St Anna (0)"]

@@ -187,8 +187,13 @@ def test_min_size_holds_and_topping_up_is_said(images, alpha, clients, least, di
         assert min(map(len, split.train)) >= max(least, 1)
 
 
-@pytest.mark.parametrize("dialect", ["class", "balanced", "client", "equal"])
-@pytest.mark.parametrize(("clients", "alpha"), [(1, 0.5), (1000, 0.01), (2000, 0.001), (2000, 100.0)])
+@pytest.mark.parametrize(
+    ("dialect", "clients", "alpha"),
+    [
+        *((dialect, 2000, 0.001) for dialect in ("class", "balanced", "client", "equal")),
+        *(("class", 1, 0.5), ("balanced", 1000, 0.01), ("client", 2000, 100.0)),
+    ],
+)
 def test_done_in_seconds_whatever_is_asked(dialect, clients, alpha):
     images = balanced(classes=100, train=500, test=100)
     start = time.perf_counter()
@@ -333,6 +338,8 @@ def test_each_domain_is_dealt_on_its_own():
     assert set(np.concatenate(split.train[5:]).tolist()) <= set(alone.train.tolist())
     split_holdout = Domains(Shards(2), test="holdout", holdout=0.25).split(images, 10, 0)
     assert [len(shard) for shard in split_holdout.test] == [10] * 10
+    with pytest.raises(BadInput, match=r"partition\.base\.classes is 9, but domain 0 of .* has only"):
+        Domains(base=Shards(classes=9)).split(images, 10, 0)
     with pytest.raises(BadInput, match="has 2 domains; each needs a client"):
         Domains().split(images, 1, 0)
 
@@ -377,6 +384,7 @@ def edit(path, **changes):
         ({"train": [[True]]}, "must hold lists of indices"),
         ({"train": [[10**30]]}, "must hold lists of indices"),
         ({"version": 99}, "is not a split file of this version"),
+        ({"notes": 3}, "has 3 as notes, which should be a list of sentences"),
         ({"checksum": "other"}, "was made for other data (made_up) than made_up"),
     ],
 )

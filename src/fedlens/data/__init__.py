@@ -15,6 +15,7 @@ from .sources.modalities import Modalities
 from .sources.pfllib import Pfllib
 from .sources.photos import Celeba, Cinic10, TinyImagenet
 from .sources.small import Cifar10, Cifar100, FashionMnist, Mnist, Mnist5k
+from .sources.table import Table
 from .split import Skew, Split, skew
 
 DATASETS: dict[str, type[DataSource]] = {
@@ -30,10 +31,13 @@ DATASETS: dict[str, type[DataSource]] = {
     "npz": Npz,
     "folder": Folder,
     "clients_folder": ClientsFolder,
+    "table": Table,
     "pfllib": Pfllib,
     "hub": Hub,
     "modalities": Modalities,
 }
+
+OWN_FILES = {".npz": "npz", ".csv": "table", ".tsv": "table", ".parquet": "table"}  # data=FILE is short for them
 
 PARTITIONS: dict[str, type[Partition]] = {
     "iid": Iid,

@@ -24,7 +24,7 @@ from ..core.files import read_json
 from .images import Decoded, Found, Images
 
 VERSION = 1  # of the layout below and of how files are decoded; a new number makes every old copy a stranger
-ARRAYS = ("x", "y", "train", "test", "users", "domains")
+ARRAYS = ("x", "y", "train", "test", "users", "domains", "groups")
 # MAP_NORESERVE has no name in Python before 3.13; this is its value on the processors named.
 _NO_RESERVE = 0x4000 if sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64") else 0
 _PRIVATE = mmap.MAP_PRIVATE | _NO_RESERVE if _NO_RESERVE else 0
@@ -43,18 +43,21 @@ def cache_folder() -> Path:
     return Path(usual).expanduser() / "fedlens"
 
 
-def cached(name: str, settings: dict[str, str], found: Found, read: Callable[[], Decoded]) -> Images:
-    """The data set from its decoded copy, which is made first when it is missing, damaged or out of date."""
+def cached(name: str, settings: dict[str, str], found: Found, read: Callable[[], Decoded], decoder: int = 1) -> Images:
+    """The data set from its decoded copy, which is made first when it is missing, damaged or out of date.
+
+    A copy by an earlier decoder is out of date: it may have been blind to what this one sees.
+    """
     folder = place(name, settings, found)
-    if (copy := opened(folder)) is not None:
+    if (copy := opened(folder, decoder)) is not None:
         return _images(*copy, name, found.origin)
     decoded = read()
-    header, arrays = _header(decoded), _arrays(decoded)
+    header, arrays = _header(decoded, decoder), _arrays(decoded)
     try:
         _store(folder, header, arrays)
     except OSError:  # read-only or full: the data set still works, it is only decoded again next time
         return _images(header, arrays, name, f"{found.origin}; not cached, as {folder.parent} cannot be written")
-    return _images(*(opened(folder) or (header, arrays)), name, found.origin)
+    return _images(*(opened(folder, decoder) or (header, arrays)), name, found.origin)
 
 
 def place(name: str, settings: dict[str, str], found: Found) -> Path:
@@ -83,12 +86,14 @@ class Header:
     sums: dict[str, int]  # of every array's bytes, see byte_sum
     scaled: str = ""
     owner_names: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    decoder: int = 1
 
 
-def _header(decoded: Decoded) -> Header:
+def _header(decoded: Decoded, decoder: int) -> Header:
     sums = {part: byte_sum(array) for part, array in _arrays(decoded).items()}
     mean, std = moments(decoded.x, decoded.train)
-    about = checksum(decoded.x, decoded.y), sums, decoded.scaled, decoded.owner_names
+    about = checksum(decoded.x, decoded.y), sums, decoded.scaled, decoded.owner_names, decoded.notes, decoder
     return Header(decoded.classes, mean, std, *about)
 
 
@@ -139,13 +144,13 @@ def _store(folder: Path, header: Header, arrays: dict[str, np.ndarray]) -> None:
                 file.flush()
                 os.fsync(file.fileno())
         (aside / "header.json").write_text(json.dumps(vars(header)), "utf-8")
-        _rename(aside, folder)
+        _rename(aside, folder, header.decoder)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     _tidy(folder)
 
 
-def _rename(aside: Path, folder: Path) -> None:
+def _rename(aside: Path, folder: Path, decoder: int) -> None:
     """A damaged copy makes way; when another process was first, its copy is as good."""
     for _ in range(3):
         try:
@@ -154,7 +159,7 @@ def _rename(aside: Path, folder: Path) -> None:
         except OSError:
             if not folder.exists():
                 raise
-        if opened(folder) is not None:
+        if opened(folder, decoder) is not None:
             return
         away = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
         with contextlib.suppress(OSError):
@@ -174,14 +179,16 @@ def _tidy(folder: Path) -> None:
                 shutil.rmtree(aside, ignore_errors=True)
 
 
-def opened(folder: Path) -> tuple[Header, dict[str, np.ndarray]] | None:
-    """Header and mapped arrays of a copy that is whole and undamaged."""
+def opened(folder: Path, decoder: int = 1) -> tuple[Header, dict[str, np.ndarray]] | None:
+    """Header and mapped arrays of a copy that is whole, undamaged and not by an earlier decoder."""
     try:
         stored = read_json(folder / "header.json")
         # Older copies do not say what was scaled, nor names; that is not worth a second download.
-        stored = {"scaled": "", "owner_names": (), **stored}
-        lists = {name: tuple(stored[name]) for name in ("classes", "mean", "std", "owner_names")}
-        header = Header(**lists, **{name: stored[name] for name in ("checksum", "sums", "scaled")})
+        stored = {"scaled": "", "owner_names": (), "notes": (), "decoder": 1, **stored}
+        if stored["decoder"] < decoder:
+            return None
+        lists = {name: tuple(stored[name]) for name in ("classes", "mean", "std", "owner_names", "notes")}
+        header = Header(**lists, **{name: stored[name] for name in ("checksum", "sums", "scaled", "decoder")})
         arrays = {part: _mapped(folder / f"{part}.npy") for part in header.sums}
     except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError):
         return None
@@ -221,4 +228,6 @@ def _images(header: Header, arrays: dict[str, np.ndarray], name: str, origin: st
         name=name,
         scaled=header.scaled,
         owner_names=header.owner_names,
+        groups=tensor("groups") if "groups" in arrays else None,
+        notes=header.notes,
     )

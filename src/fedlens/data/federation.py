@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 import torch
 
-from ..core.batches import Dataset, Federation
+from ..core.batches import Dataset, Federation, split_holdout
+from ..core.errors import BadInput
 from .images import Images
 from .partition.base import Partition
 from .prepare import Prepare
 from .split import Split
+
+Augment = Literal["none", "flip", "crop_flip", "randaugment"]
 
 
 def federate(
@@ -20,18 +24,32 @@ def federate(
     clients: int,
     seed: int,
     *,
-    augment: Literal["none", "flip", "crop_flip"] = "none",
+    augment: Augment = "none",
     dtype: torch.dtype = torch.float32,
+    validation: float = 0.0,
 ) -> tuple[Federation, Split]:
-    """Deal the data to clients; every method that is given the same arguments gets the same split."""
+    """Deal the data to clients; every method that is given the same arguments gets the same split.
+
+    `validation`: the share of its training images that each client keeps for choosing a round.
+    """
+    if augment == "randaugment" and images.x.shape[1] not in (1, 3):
+        raise BadInput(f"augment=randaugment needs images of 1 or 3 channels, but these have {images.x.shape[1]}")
     split = partition.split(images, clients, seed)
-    border = max(1, images.x.shape[3] // 8) if augment == "crop_flip" else 0  # 4 pixels at 32x32, as usual
-    prepare = Prepare(images.mean, images.std, border, augment != "none", dtype)
+    cropped = augment in ("crop_flip", "randaugment")
+    border = max(1, images.x.shape[3] // 8) if cropped else 0  # 4 pixels at 32x32, as usual
+    prepare = Prepare(images.mean, images.std, border, augment != "none", dtype, augment == "randaugment")
     data = Dataset(images.x, images.y, prepare)
     train, test = (
         {client: torch.from_numpy(shard) for client, shard in enumerate(shards)} for shards in (split.train, split.test)
     )
-    return Federation(data, train, test, pooled_test(images, split)), split
+    whole = Federation(data, train, test, pooled_test(images, split))
+    if not validation:
+        return whole, split
+    kept = {i: split_holdout(index, round(validation * len(index)), i) for i, index in train.items()}
+    if not any(len(part) for _, part in kept.values()):
+        raise BadInput(f"evaluate.validation={validation:g} leaves no client an image to validate on: raise it")
+    left, aside = ({i: pair[at] for i, pair in kept.items()} for at in (0, 1))
+    return replace(whole, train=left, validation=aside), split
 
 
 def pooled_test(images: Images, split: Split) -> torch.Tensor:

@@ -6,21 +6,17 @@ import contextlib
 import gzip
 import io
 import math
-import os
-import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from ..core.errors import BadInput
 from ..core.files import open_regular, read_bytes
 from ..core.rng import numpy_generator
-from .cache import cache_folder
 from .partition.counts import largest_remainder
+from .pictures import picture
 
 _UNPACKED = 2 << 30  # bytes of a gzip file at most; the largest of the known data sets has half of it
 
@@ -112,77 +108,6 @@ def webp_strips(path: Path, size: int = 32) -> tuple[np.ndarray, dict[str, np.nd
         raise BadInput(f"{path} holds no images; fetch it again")
     x = [picture(io.BytesIO(strip.tobytes()), path).reshape(-1, size, size, 3) for strip in strips]
     return channels_first(np.concatenate(x)), pack
-
-
-def picture(file: Any, path: Path, mode: str = "RGB", size: int | None = None) -> np.ndarray:
-    """One picture as bytes [H, W, C], converted to `mode`; with `size`, cut to a square in the middle and scaled."""
-    from PIL import Image, UnidentifiedImageError
-
-    opening = open_regular(file) if isinstance(file, Path) else contextlib.nullcontext(file)
-    try:
-        with opening as opened, Image.open(opened) as image:
-            image = image.convert(mode)
-            array = np.asarray(image if size is None else _square(image, size))
-    except UnidentifiedImageError:
-        raise BadInput(f"{path} is not an image; replace or remove it") from None
-    except MemoryError:
-        raise
-    except Exception as error:  # a damaged picture can raise anything
-        raise BadInput(f"{path} cannot be decoded ({error}); replace or remove it") from None
-    return array if array.ndim == 3 else array[:, :, None]
-
-
-def size_of(path: Path) -> tuple[int, int]:
-    """Height and width of a picture that can be decoded, from the head of its file."""
-    from PIL import Image
-
-    with Image.open(path) as image:
-        return image.height, image.width
-
-
-def _square(image: Any, size: int) -> Any:
-    """The middle of a picture at this size; where whole blocks of pixels become one, their mean."""
-    from PIL import Image
-
-    side = min(image.size)
-    left, top = (image.width - side) // 2, (image.height - side) // 2
-    middle = image.crop((left, top, left + side, top + side))
-    if side % size == 0:
-        return middle.reduce(side // size)
-    return middle.resize((size, size), Image.Resampling.BILINEAR)
-
-
-def pictures(
-    files: Sequence[Path], mode: str = "RGB", size: int | None = None, content: Callable[[int], Any] | None = None
-) -> np.ndarray:
-    """All of them as [N, C, H, W]; `content(i)` where the bytes are not in the file of that name."""
-    x = np.empty((0, len(mode), 1, 1), np.uint8)
-    for index, file in enumerate(files):
-        one = picture(file if content is None else content(index), file, mode, size).transpose(2, 0, 1)
-        if index == 0:
-            x = _room(len(files), *one.shape)
-        if one.shape != x.shape[1:]:
-            raise BadInput(f"{file} is of another size than {files[0]}: make all of one size or set data.size")
-        x[index] = one
-    return x
-
-
-IN_MEMORY = 1 << 30  # bytes of decoded images; more are decoded into a file
-
-
-def _room(*shape: int) -> np.ndarray:
-    """For images while they are decoded; where they might not fit in memory, a file that nobody else sees."""
-    if math.prod(shape) <= IN_MEMORY:
-        return np.empty(shape, np.uint8)
-    folder = cache_folder()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder) as file:
-            if hasattr(os, "posix_fallocate"):  # a disk that is full later would kill the process
-                os.posix_fallocate(file.fileno(), 0, math.prod(shape))
-            return np.memmap(file, np.uint8, "w+", shape=shape)  # pyright: ignore[reportArgumentType, reportCallIssue]
-    except OSError as error:
-        raise BadInput(f"{folder} has no room for {math.prod(shape) >> 20} MiB of decoded images ({error})") from None
 
 
 def channels_first(x: np.ndarray) -> np.ndarray:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ..core.errors import BadInput
@@ -32,9 +33,19 @@ class Images:
     name: str
     scaled: str = ""  # in words: what was done to their size, where something was
     owner_names: tuple[str, ...] = ()  # of users by number, or of domains where there are no users
+    groups: Tensor | None = None  # whose images must not be both in training and in test: patients, by number
+    notes: tuple[str, ...] = ()  # what was found while they were read: kinds of files, and what was skipped
 
     def __len__(self) -> int:
         return len(self.y)
+
+    def pictures(self, index: Tensor | int) -> Tensor:
+        """These images from 0 to 1, as people see them; floats that a program gave are stretched to that range."""
+        x = self.x[index]
+        if x.dtype == torch.uint8:
+            return x.float() / 255
+        low, high = x.aminmax()
+        return (x - low) / (high - low).clamp(min=torch.finfo(x.dtype).tiny)
 
     @property
     def summary(self) -> str:
@@ -68,6 +79,8 @@ class Decoded:
     domains: np.ndarray | None = None
     scaled: str = ""  # as in Images
     owner_names: tuple[str, ...] = ()
+    groups: np.ndarray | None = None
+    notes: tuple[str, ...] = ()
 
     @staticmethod
     def parts(
@@ -91,3 +104,4 @@ class Found:
     files: tuple[Path, ...]
     origin: str
     read: Callable[[], Decoded]
+    notes: tuple[str, ...] = ()  # what was found while they were listed

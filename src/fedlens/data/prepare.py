@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..core.rng import fold, uniform
+from .randaugment import randaugment
 
 
 @functools.lru_cache(maxsize=64)
@@ -24,17 +25,20 @@ def _constants(
 
 @dataclass(frozen=True)
 class Prepare:
-    """Random crop and flip where a key is given, then normalisation; recordable, as nothing is read back."""
+    """What is random where a key is given, then normalisation; recordable, as nothing is read back."""
 
     mean: tuple[float, ...]  # per channel, of pixels in [0, 1]
     std: tuple[float, ...]
     crop: int = 0  # pixels of black border to cut from; 0: no crop
     flip: bool = False
     dtype: torch.dtype = torch.float32
+    randaugment: bool = False  # after crop and flip
 
     def __call__(self, x: Tensor, key: Tensor | None) -> Tensor:
         if key is not None and (self.crop or self.flip):
             x = self._moved(x, key)
+        if key is not None and self.randaugment:
+            x = randaugment(x, key)
         if x.is_cuda:
             scale, shift = _constants(self.mean, self.std, self.dtype, x.device)
             return torch.addcmul(shift, x.to(self.dtype, memory_format=torch.channels_last), scale)

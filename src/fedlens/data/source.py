@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from typing import ClassVar
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -19,6 +20,7 @@ class DataSource:
     name: ClassVar[str]
     mean: ClassVar[tuple[float, ...] | None] = None  # the published ones; None: measured on the training part
     std: ClassVar[tuple[float, ...] | None] = None
+    decoder: ClassVar[int] = 1  # decoded copies with a lower number are made anew
     known: ClassVar[bool] = False  # one that everybody has alike; of others a run says what was read
 
     def find(self) -> Found:
@@ -29,20 +31,65 @@ class DataSource:
         """Among how many clients the files themselves are divided; 0: they are not."""
         return 0
 
+    def keep_beside(self, folder: Path) -> None:
+        """Write into a run's folder what cannot be found elsewhere; usually nothing."""
+
     def load(self, *, labelled: bool = True) -> Images:
         """labelled: whether somebody will learn the classes, of which there must be two then."""
         found = self.find()
-        images = cached(self.name, self.settings(), found, lambda: _checked(self.name, found.read()))
+        images = cached(self.name, self.settings(), found, lambda: _checked(self.name, found.read()), self.decoder)
+        images = replace(images, notes=(*found.notes, *images.notes))
         if labelled and len(images.classes) < 2:
             only = ", ".join(images.classes)
             raise BadInput(f"{self.name} has one class only ({only}); a classifier needs at least two")
-        if self.mean is None or self.std is None:
-            return images
-        return replace(images, mean=self.mean, std=self.std)
+        mean, std = self.statistics(images)
+        return replace(images, mean=mean, std=std)
+
+    def statistics(self, images: Images) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and standard deviation of each channel, by which images are normalised."""
+        return (images.mean, images.std) if self.mean is None or self.std is None else (self.mean, self.std)
 
     def settings(self) -> dict[str, str]:
-        """What the decoded copy depends on besides the files."""
-        return {field.name: repr(getattr(self, field.name)) for field in fields(self)}
+        """What the decoded copy depends on besides the files; later settings only where they are not the default."""
+        found = {each.name: each for each in fields(self) if each.metadata.get("decodes", True)}
+        left = {name: each for name, each in found.items() if not each.metadata.get("later")}
+        left |= {name: each for name, each in found.items() if getattr(self, name) != each.default}
+        return {name: repr(getattr(self, name)) for name in left}
+
+
+LATER = {"later": True}  # a setting that older decoded copies do not know: at its default they are still good
+APPLIED = {"decodes": False}  # a setting that is applied to the decoded copy, which does not depend on it
+IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # what published weights expect
+
+
+@dataclass(frozen=True)
+class OwnData(DataSource):
+    """Data whose channel statistics nobody has published: measured, ImageNet's, none, or as they are declared."""
+
+    # By statistics of the training images, or by ImageNet's, which published weights expect.
+    normalise: Literal["own", "imagenet", "none"] = field(default="own", kw_only=True, metadata=APPLIED)
+    # Of each channel, declared in place of normalise; pixels go from 0 to 1.
+    mean: tuple[float, ...] = field(default=(), kw_only=True, metadata=APPLIED)  # pyright: ignore[reportIncompatibleVariableOverride]
+    # The same: deviations.
+    std: tuple[float, ...] = field(default=(), kw_only=True, metadata=APPLIED)  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def statistics(self, images: Images) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        channels = images.x.shape[1]
+        if not self.mean and not self.std:
+            if self.normalise == "own":
+                return images.mean, images.std
+            if self.normalise == "none":
+                return (0.0,) * channels, (1.0,) * channels
+            mean, std = IMAGENET if channels == 3 else (((sum(each) / 3,) * channels) for each in IMAGENET)
+            return mean, std
+        if self.normalise != "own":
+            raise BadInput(f"data.mean and data.normalise={self.normalise} contradict each other: remove one of them")
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if len(values) != channels:
+                raise BadInput(f"data.{name} has {len(values)} numbers, but images have {channels} channels")
+        if min(self.std) <= 0:
+            raise BadInput(f"data.std is {min(self.std):g} somewhere, but images are divided by it: it must be above 0")
+        return self.mean, self.std
 
 
 def _checked(name: str, decoded: Decoded) -> Decoded:

@@ -55,10 +55,13 @@ class Split:
             raise BadInput(f"the split file {path} is not JSON") from None
         if not isinstance(content, dict) or content.get("format") != "fedlens split" or content.get("version") != 1:
             raise BadInput(f"{path} is not a split file of this version")
+        notes = content.get("notes", [])
+        if not isinstance(notes, list):
+            raise BadInput(f"the split file {path} has {notes!r:.60} as notes, which should be a list of sentences")
         split = cls(
             _shards(content.get("train"), path),
             _shards(content.get("test"), path),
-            tuple(str(note) for note in content.get("notes", ())),
+            tuple(map(str, notes)),
         )
         if split.hash != content.get("hash"):
             raise BadInput(f"the split file {path} was changed after it was saved: its hash does not fit its indices")

@@ -67,8 +67,8 @@ class Cnn2(Model):
 class Mlp(Model):
     """Fully connected; two layers of 200 are McMahan's 2NN, 199,210 parameters on 28 x 28 grey images."""
 
-    hidden: Count = 200
-    layers: Count = 1
+    hidden: Count = 200  # units of a hidden layer
+    layers: Count = 1  # hidden layers
 
     def network(self, classes, channels, size):
         body, width = Parts(flatten=nn.Flatten()), channels * size**2

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
 from ..core.errors import BadInput
+from ..core.source_code import standalone
+from .weights import load_weights
 
 Norm = Literal["batch", "group"]
+# What an exported network does without: weights come from a file of its own, and nothing is random in prediction.
+_STAND_INS = {
+    "fedlens.models.model:Model": 'class {name}:\n    """Hyper-parameters of a network; `network` makes the module."""',
+    "fedlens.models.weights:": "{name} = None",
+    "fedlens.core.network:Dropout": "{name} = nn.Dropout",
+}
 
 
 @dataclass(frozen=True)
@@ -17,6 +26,8 @@ class Model:
     """Hyper-parameters of a network; `build` makes the module for given data."""
 
     smallest: ClassVar[int] = 1  # side of the images below which nothing is left to look at
+    # First weights: a file, a run of one's own, an id of the Hugging Face hub such as timm/resnet18.tv_in1k, stand-in.
+    weights: str = field(default="", kw_only=True)
 
     def build(self, classes: int, channels: int, size: int) -> nn.Module:
         """A module with `features(x)` and `head`. First weights come from torch's global generator: wrap in seeded."""
@@ -25,10 +36,36 @@ class Model:
         if size < self.smallest:
             least, name = self.smallest, type(self).__name__
             raise BadInput(f"the model {name} needs images of at least {least} x {least} pixels, not {size} x {size}")
-        return self.network(classes, channels, size)
+        module = self.network(classes, channels, size)
+        if self.weights:  # what a person should know about them goes with the module
+            module.notes = tuple(load_weights(module, self.weights))  # pyright: ignore[reportArgumentType]
+        return module
 
     def network(self, classes: int, channels: int, size: int) -> nn.Module:
         raise NotImplementedError(f"{type(self).__name__} does not say what it builds")
+
+    def keep_beside(self, folder: Path) -> None:
+        """Write into a run's folder what another process needs to make the network; usually nothing."""
+
+    def lost(self) -> str:
+        """Why another process cannot make the network, in words; usually it can."""
+        return ""
+
+    def source(self, classes: int, channels: int, size: int) -> str:
+        """A Python file whose `build()` makes the same network without this package; NoSource where it cannot be."""
+        kind = type(self)
+        given = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.name != "weights")
+        return built_by(f"{kind.__name__}({given}).network({classes}, {channels}, {size})", source_of(kind))
+
+
+def source_of(made: object) -> str:
+    """The source of a class or a function, with all that it needs; refused by NoSource."""
+    return standalone(made, stand_ins=_STAND_INS)
+
+
+def built_by(call: str, source: str) -> str:
+    """A file that ends with the function that makes the network."""
+    return f"{source}\n\ndef build():\n    return {call}\n"
 
 
 class Classifier(nn.Module):

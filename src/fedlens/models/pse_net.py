@@ -104,7 +104,7 @@ class PseNetwork(nn.Module):
         """[B, copies, c, h, w] to [B, heads, tokens, width of a token]."""
         rows = projected.flatten(3)
         if self.heads == "groups":  # each head sees its own part of the channels
-            rows = rows.reshape(len(rows), self.count, -1, rows.shape[-1])
+            rows = rows.reshape(rows.shape[0], self.count, -1, rows.shape[-1])
         return rows if self.tokens == "channel" else rows.transpose(-1, -2)
 
     def _as_maps(self, attended: Tensor, shape: torch.Size) -> Tensor:
@@ -126,11 +126,11 @@ class PseNet(Model):
     tokens: Tokens = "channel"  # spatial: positions are tokens, scaled by the root of their channels
     heads: Heads = "groups"  # projection: each head projects all channels in its own way, and the outputs are averaged
     count: Count = 4  # heads
-    proj: Projected = "pointwise"
+    proj: Projected = "pointwise"  # how queries, keys and values are made
     position: bool = True  # P; off is the paper's ablation v3
-    residual: bool = False
-    kernel: Literal[3, 5] = 3
-    hidden: Count = 128
+    residual: bool = False  # add the input of the attention to its output
+    kernel: Literal[3, 5] = 3  # pixels of a convolution's side
+    hidden: Count = 128  # units of the hidden layer
 
     def network(self, classes, channels, size):
         if self.heads == "groups" and WIDTHS[-1] % self.count:

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .model import Model, Norm, kaiming, normalisation
-from .weights import load_weights
 
 Stem = Literal["stock", "cifar"]
 
@@ -147,14 +146,10 @@ class ResNet18(Model):
     depths: ClassVar[tuple[int, ...]] = (2, 2, 2, 2)
 
     stem: Stem = "stock"  # 7 x 7 stride 2 and a max-pool; cifar: 3 x 3 stride 1 and none
-    norm: Norm = "batch"
-    weights: str = ""  # a safetensors file, an id on the Hugging Face hub such as timm/resnet18.tv_in1k, or stand-in
+    norm: Norm = "batch"  # normalisation layers
 
     def network(self, classes, channels, size):
-        module = ResidualNetwork(self.block, self.depths, classes, channels, self.stem, self.norm)
-        if self.weights:
-            module.notes = tuple(load_weights(module, self.weights))
-        return module
+        return ResidualNetwork(self.block, self.depths, classes, channels, self.stem, self.norm)
 
 
 @dataclass(frozen=True)
@@ -176,7 +171,7 @@ class ResNet50(ResNet18):
 class ResNet8(Model):
     """The network of FedXDS's released code: one block a stage, 3 x 3 stem, 4,903,242 parameters at 10 classes."""
 
-    norm: Norm = "batch"
+    norm: Norm = "batch"  # normalisation layers
 
     def network(self, classes, channels, size):
         return ResidualNetwork(BasicBlock, (1, 1, 1, 1), classes, channels, "cifar", self.norm)
@@ -187,7 +182,7 @@ class ResNet20(Model):
     """The thin network that He et al., 2016 made for CIFAR (section 4.2): 269,722 parameters at 10 classes."""
 
     depth: ClassVar[int] = 3  # blocks in each of three stages
-    norm: Norm = "batch"
+    norm: Norm = "batch"  # normalisation layers
 
     def network(self, classes, channels, size):
         return ResidualNetwork(ThinBlock, (self.depth,) * 3, classes, channels, "cifar", self.norm, width=16)

@@ -23,8 +23,8 @@ class Vgg11(Model):
     makes of two images hardly differs: the spread over images is 0.4 % of what it is with these.
     """
 
-    norm: Literal["none", "batch", "group"] = "none"
-    dropout: Annotated[float, Ge(0), Lt(1)] = 0.5
+    norm: Literal["none", "batch", "group"] = "none"  # normalisation layers
+    dropout: Annotated[float, Ge(0), Lt(1)] = 0.5  # share of hidden units that rest in a step
     predictor: Literal["mlp", "linear"] = "mlp"  # the head: all that follows the encoder, or the last layer
 
     def network(self, classes, channels, size):

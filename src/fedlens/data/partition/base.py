@@ -11,6 +11,7 @@ import torch
 from ...core.errors import BadInput
 from ...core.fields import Number, Positive, Share
 from ...core.rng import key, numpy_generator
+from ..groups import held_out_groups
 from ..images import Images
 from ..paths import own_path
 from ..split import Split
@@ -25,9 +26,10 @@ class Partition:
     client's own examples; `pooled` does so, too, after the canonical test part has joined the training part.
     """
 
+    # where the test images of clients come from
     test: Literal["matched", "holdout", "pooled"] = field(default="matched", kw_only=True)
-    holdout: Share = field(default=0.2, kw_only=True)
-    seed: int | None = field(default=None, kw_only=True)  # None: the experiment's
+    holdout: Share = field(default=0.2, kw_only=True)  # of a client's images, for test=holdout and pooled
+    seed: int | None = field(default=None, kw_only=True)  # of the split; none: the experiment's
     name: ClassVar[str]
 
     def split(self, images: Images, clients: int, seed: int) -> Split:
@@ -60,11 +62,25 @@ class Partition:
     ) -> tuple[list[np.ndarray], list[np.ndarray], tuple[str, ...]]:
         """(training shards, test shards, notes) from what clients own."""
         y = images.y.numpy()
+        if self.test != "matched" and images.groups is not None:
+            return _held_groups(owned, y, images.groups.numpy(), self.holdout, draw)
         if self.test != "matched":
             return held_out(owned, y, self.holdout, draw)
         counts = np.stack([np.bincount(y[shard], minlength=len(images.classes)) for shard in owned])
         shards, notes = matched(counts, images.test.numpy(), y, draw)
         return owned, shards, notes
+
+
+def _held_groups(
+    owned: list[np.ndarray], y: np.ndarray, groups: np.ndarray, share: float, draw: Generator
+) -> tuple[list[np.ndarray], list[np.ndarray], tuple[str, ...]]:
+    """As `held_out`, whole groups of everybody's: a patient may have been dealt to several clients."""
+    index, whose = np.concatenate(owned), np.repeat(np.arange(len(owned)), [len(shard) for shard in owned])
+    strata = whose * (int(y.max()) + 1) + y[index]
+    rest, held = held_out_groups(strata, groups[index], share, int(draw.integers(2**62)))
+    train, test = ([index[part[whose[part] == client]] for client in range(len(owned))] for part in (rest, held))
+    empty = sum(not len(shard) for shard in test)
+    return train, test, (f"{empty} of {len(owned)} clients have no patients or groups to test on",) if empty else ()
 
 
 def check_min_size(images: Images, clients: int, min_size: int) -> None:
@@ -87,8 +103,8 @@ class Iid(Partition):
 class Quantity(Partition):
     """Sizes that differ, Dir(alpha) of them; the class mix is everyone's, to chance."""
 
-    alpha: Positive = 0.5
-    min_size: Number = 10
+    alpha: Positive = 0.5  # of Dir(alpha) over sizes; smaller is more unequal
+    min_size: Number = 10  # images that every client has at least
     name = "quantity"
 
     def check(self, images, clients):
@@ -183,7 +199,7 @@ def parted_users(images: Images, split: Split) -> tuple[str, ...]:
 class Domains(Partition):
     """The same number of clients for each domain or modality, each dealt on its own by another partition."""
 
-    base: Partition = Iid()
+    base: Partition = Iid()  # how each domain is dealt
     name = "domains"
 
     def check(self, images, clients):
@@ -204,7 +220,10 @@ class Domains(Partition):
             parts = {part: getattr(images, part) for part in ("train", "test")}
             parts = {part: index[images.domains[index] == domain] for part, index in parts.items()}
             of_domain = replace(images, name=f"domain {domain} of {images.name}", **parts)
-            split = base.split(of_domain, count, key(seed, "domain", domain))
+            try:
+                split = base.split(of_domain, count, key(seed, "domain", domain))
+            except BadInput as error:
+                raise BadInput(str(error).replace("partition.", "partition.base.")) from None
             train += split.train
             test += split.test
             notes += [f"domain {domain}: {note}" for note in split.notes]
@@ -222,7 +241,7 @@ def check_no_other_test(partition: Partition) -> None:
 class File(Partition):
     """A split that was saved, with its test shards."""
 
-    path: str = ""
+    path: str = ""  # a split.json
     name = "file"
 
     def split(self, images, clients, seed):

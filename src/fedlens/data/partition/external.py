@@ -23,7 +23,7 @@ from .base import Partition, check_no_other_test
 class FlBench(Partition):
     """A folder of FL-bench with partition.pkl; its numbers count the training part first, then the test part."""
 
-    path: str = ""
+    path: str = ""  # its partition.pkl
     name = "fl_bench"
 
     def split(self, images, clients, seed):
@@ -66,7 +66,7 @@ class FlBench(Partition):
 class Flwr(Partition):
     """Any partitioner of flwr-datasets, by the name of its class."""
 
-    partitioner: str = "IidPartitioner"
+    partitioner: str = "IidPartitioner"  # a class of flwr_datasets.partitioner
     options: dict[str, Any] = field(default_factory=dict)  # of its constructor; clients, labels and seed are filled in
     name = "flwr"
 

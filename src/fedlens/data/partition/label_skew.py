@@ -31,9 +31,9 @@ class Dirichlet(Partition):
     equal: `class`, then examples move from the largest clients to the smallest until all sizes are equal.
     """
 
-    alpha: Positive = 0.5
-    min_size: Number = 10
-    dialect: Literal["class", "balanced", "client", "equal"] = "class"
+    alpha: Positive = 0.5  # of Dir(alpha); smaller is more skewed
+    min_size: Number = 10  # images that every client has at least
+    dialect: Literal["class", "balanced", "client", "equal"] = "class"  # whose way of drawing; not interchangeable
     name = "dirichlet"
 
     def check(self, images, clients):

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import math
-import os
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
 from ...core.errors import BadInput
-from ...core.fields import Number, Share
+from ...core.fields import Share
 from ...core.rng import key
-from ..formats import npz, pictures, size_of, stratified
+from ..formats import npz, stratified
 from ..images import Decoded, Found
 from ..paths import own_path
-from ..source import DataSource
+from ..source import LATER, OwnData
+from .listing import Listed, OwnImages, folders_in, list_owners, list_parts, notes_of, own_folder, shared_below
 
 
 @dataclass(frozen=True)
-class Npz(DataSource):
+class Npz(OwnData):
     """A .npz file with x_train, y_train, x_test, y_test, or with x and y, of which a share is held out to test on."""
 
-    path: str = ""
+    path: str = ""  # where it lies
     holdout: Share = 0.2  # only where the file has no test part
     name = "npz"
 
@@ -93,26 +93,30 @@ def as_labels(y: np.ndarray, path: Path) -> np.ndarray:
     return y.astype(np.int64)
 
 
+Group = Literal["auto", "folder", "none"]
+
+
 @dataclass(frozen=True)
-class Folder(DataSource):
+class Folder(OwnImages):
     """Images in folders named after their class, below train/ and test/ or with a share held out to test on.
 
     With `domains`, one level higher: <domain>/<class>/ or <domain>/{train,test}/<class>/.
     """
 
-    path: str = ""
-    size: Number = 32  # pixels of the square that images are cut and scaled to; 0: they are all of one size
-    colour: bool = True  # grey ones among them are converted; False: all become grey
-    holdout: Share = 0.2  # only where there is no test folder
-    domains: bool = False
+    domains: bool = False  # whether the first level are domains, and classes lie below
+    # Whose images stay together: DICOM patients; folder: <class>/<patient>/; none.
+    group: Group = field(default="auto", kw_only=True, metadata=LATER)
     name = "folder"
 
     def find(self) -> Found:
-        return _found(self, list_owners if self.domains else self._list, lambda some: self._read(*some))
+        skipped: Counter[str] = Counter()
+        path = own_folder(self)
+        listing = (list_owners if self.domains else self._list)(path, skipped, self.group == "folder")
+        return _found(self, path, listing, skipped, "domains" if self.domains else "")
 
-    def _list(self, path: Path) -> tuple[list[Listed], bool]:
-        listed, has_test = list_parts(path)
-        if shared := shared_below(path, listed, has_test):
+    def _list(self, path: Path, skipped: Counter[str], patients: bool) -> tuple[list[Listed], bool]:
+        listed, has_test = list_parts(path, "", skipped, patients)
+        if not patients and (shared := shared_below(path, listed, has_test)):
             one, other, name = shared
             raise BadInput(
                 f"data.path is {self.path!r}, but its images lie two levels down, in {one}/{name} and {other}/{name}: "
@@ -121,148 +125,32 @@ class Folder(DataSource):
             )
         return listed, has_test
 
-    def _read(self, listed: list[Listed], has_test: bool) -> Decoded:
-        decoded, owner = read_listed(listed, has_test, self.holdout, "RGB" if self.colour else "L", self.size or None)
-        return replace(decoded, domains=owner) if self.domains else decoded
-
 
 @dataclass(frozen=True)
-class ClientsFolder(DataSource):
+class ClientsFolder(OwnImages):
     """A folder per client: <client>/<class>/ or <client>/{train,test}/<class>/; partition=by_user is its default."""
 
-    path: str = ""
-    size: Number = 32  # as in Folder
-    colour: bool = True
-    holdout: Share = 0.2
+    # Whose images stay together: DICOM patients; folder: <class>/<patient>/; none.
+    group: Group = field(default="auto", kw_only=True, metadata=LATER)
     name = "clients_folder"
 
     def owners(self) -> int:
-        return len(folders_in(_folder(self)))
+        return len(folders_in(own_folder(self)))
 
     def find(self) -> Found:
-        return _found(self, list_owners, lambda some: self._read(*some))
-
-    def _read(self, listed: list[Listed], has_test: bool) -> Decoded:
-        decoded, owner = read_listed(listed, has_test, self.holdout, "RGB" if self.colour else "L", self.size or None)
-        return replace(decoded, users=owner)
+        skipped: Counter[str] = Counter()
+        path = own_folder(self)
+        return _found(self, path, list_owners(path, skipped, self.group == "folder"), skipped, "users")
 
 
 def _found(
-    source: Folder | ClientsFolder,
-    list_images: Callable[[Path], tuple[list[Listed], bool]],
-    read: Callable[[tuple[list[Listed], bool]], Decoded],
+    source: Folder | ClientsFolder, path: Path, listing: tuple[list[Listed], bool], skipped: Counter[str], whose: str
 ) -> Found:
-    path = _folder(source)
-    listed, has_test = list_images(path)
-    if not listed:
-        raise BadInput(f"data.path is {source.path!r}, but no folders named after a class with images are in it")
-    return Found(tuple(one.file for one in listed), f"folder {path}", lambda: read((listed, has_test)))
+    if not listing[0]:
+        hint = f" ({notes_of(skipped)[0]})" if skipped else ""
+        raise BadInput(f"data.path is {source.path!r}, but no folders named after a class with images are in it{hint}")
 
+    def take(decoded: Decoded, owner: np.ndarray) -> Decoded:
+        return replace(decoded, **{whose: owner}) if whose else decoded
 
-def _folder(source: Folder | ClientsFolder) -> Path:
-    path = own_path(source.path, "data.path")
-    if not path.is_dir():
-        raise BadInput(f"data.path is {source.path!r}, which is a file; {source.name} needs a folder")
-    return path
-
-
-# ---- folders of images: the class is the folder's name ---------------------------------------------------------------
-ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
-TEST_NAMES = ("test", "val", "valid", "validation")
-
-
-@dataclass(frozen=True)
-class Listed:
-    """Image files of one kind: of which class, in the training or the test part, and whose."""
-
-    file: Path
-    label: str
-    test: bool = False
-    owner: str = ""
-
-
-def folders_in(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-
-
-def images_in(folder: Path) -> list[Path]:
-    """All image files at any depth below, in a fixed order; other files are none of our business."""
-    found = []
-    for place, below, names in os.walk(folder):
-        below.sort()
-        found += [Path(place) / name for name in sorted(names) if name.lower().endswith(ENDINGS) and name[0] != "."]
-    return found
-
-
-def list_classes(folder: Path, test: bool = False, owner: str = "") -> list[Listed]:
-    """folder/<class>/**/<image>"""
-    return [Listed(file, of.name, test, owner) for of in folders_in(folder) for file in images_in(of)]
-
-
-def list_parts(folder: Path, owner: str = "") -> tuple[list[Listed], bool]:
-    """(images, whether there is a test part) of folder/{train,test}/<class> or folder/<class>."""
-    names = {path.name: path for path in folders_in(folder)}
-    test = next((names[name] for name in TEST_NAMES if name in names), None)
-    if "train" in names and test is not None:
-        return list_classes(names["train"], False, owner) + list_classes(test, True, owner), True
-    return list_classes(names["train"] if set(names) == {"train"} else folder, False, owner), False
-
-
-def list_owners(folder: Path) -> tuple[list[Listed], bool]:
-    """folder/<owner>/..., each as above; an owner without images is refused rather than lost."""
-    listed, with_test = [], []
-    for owner in folders_in(folder):
-        some, has_test = list_parts(owner, owner.name)
-        if not any(not one.test for one in some):
-            raise BadInput(f"{owner} holds no training images in class folders; fill it or remove it")
-        listed += some
-        with_test.append(has_test)
-    if any(with_test) and not all(with_test):
-        without = folders_in(folder)[with_test.index(False)]
-        raise BadInput(f"{without} has no test folder, but others have one; give one to all or to none")
-    return listed, any(with_test)
-
-
-def shared_below(folder: Path, listed: list[Listed], has_test: bool) -> tuple[str, str, str] | None:
-    """(two folders taken for classes, the name of one that both hold), as folders of clients would.
-
-    None where some image lies right in its class folder, or where what lies between is each class's own: patients, say.
-    """
-    above = 1 if has_test or [path.name for path in folders_in(folder)] == ["train"] else 0
-    shared, first = None, {}
-    for of, *below in (one.file.relative_to(folder).parts[above:-1] for one in listed):
-        if not below:
-            return None
-        # A client may have a test part of its own, with the classes one level deeper.
-        is_part = below[0] in ("train", *TEST_NAMES)
-        for name in below[1:2] if is_part else below[:1]:
-            other = first.setdefault(name, of)
-            shared = shared or ((other, of, name) if other != of else None)
-    return shared
-
-
-def read_listed(
-    listed: list[Listed], has_test: bool, holdout: float, mode: str = "RGB", size: int | None = None
-) -> tuple[Decoded, np.ndarray]:
-    """(data set with the training part first, number of each image's owner)."""
-    listed = sorted(listed, key=lambda one: one.test)
-    classes, y = np.unique([one.label for one in listed], return_inverse=True)
-    owners, owner = np.unique([one.owner for one in listed], return_inverse=True)
-    x = pictures([one.file for one in listed], mode, size)
-    if has_test:
-        train, test = np.split(np.arange(len(listed)), [sum(not one.test for one in listed)])
-    else:
-        train, test = stratified(owner * len(classes) + y, holdout, key("folder", "test part"))
-    scaled = in_words({size_of(one.file) for one in listed}, size) if size else ""
-    about = {"scaled": scaled, "owner_names": tuple(name for name in owners.tolist() if name)}
-    return Decoded(x, y.astype(np.int64), train, test, tuple(classes.tolist()), **about), owner
-
-
-def in_words(sizes: set[tuple[int, int]], size: int) -> str:
-    """What becomes of images of these heights and widths when they are to be squares of this size."""
-    if sizes == {(size, size)}:
-        return ""
-    smallest, largest = (" x ".join(map(str, end(sorted(sizes), key=math.prod))) for end in (min, max))
-    found = smallest if len(sizes) == 1 else f"{smallest} to {largest}"
-    cut = "" if all(height == width for height, width in sizes) else "cut to their middle square and "
-    return f"{found} {cut}made {size} x {size} (data.size)"
+    return source.found(listing, f"folder {path}", source.group, notes_of(skipped), take)

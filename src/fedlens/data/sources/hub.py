@@ -21,27 +21,28 @@ import numpy as np
 from ...core.errors import BadInput, nearest
 from ...core.fields import Number, Share
 from ...core.rng import key
-from ..formats import pictures, stratified
+from ..formats import stratified
 from ..images import Decoded, Found
-from ..source import DataSource
+from ..pictures import pictures
+from ..source import OwnData
 
 HUB = "https://huggingface.co"
 
 
 @dataclass(frozen=True)
-class Hub(DataSource):
+class Hub(OwnData):
     """Downloaded once; afterwards the decoded copy needs neither the network nor the library."""
 
-    id: str = ""
+    id: str = ""  # of the data set, such as ylecun/mnist
     image: str = "image"  # columns
-    label: str = "label"
+    label: str = "label"  # column of classes
     user: str = ""  # column of who made an example; empty: nobody knows
-    domain: str = ""
+    domain: str = ""  # column of domains; empty: there are none
     train: str = "train"  # splits
     test: str = "test"  # one that does not exist: a share of the training part is held out
-    holdout: Share = 0.2
+    holdout: Share = 0.2  # of the training part, for the test
     config: str = ""  # of the data set, where it has several
-    revision: str = "main"
+    revision: str = "main"  # branch, tag or commit of the data set
     size: Number = 0  # pixels; 0: as they are
     name = "hub"
 
@@ -154,4 +155,4 @@ def _mode(some: Iterable[bytes | Path]) -> str:
         # One that is no image is named by the reader that comes next.
         with contextlib.suppress(OSError), Image.open(_opened(content)) as image:
             modes.add(image.mode)
-    return "L" if modes <= {"L", "1"} else "RGB"
+    return "L" if modes <= {"L", "1", "I", "I;16", "I;16B"} else "RGB"

@@ -15,12 +15,12 @@ from torch import Tensor
 from ...core.errors import BadInput, nearest
 from ...core.fields import Count, NonNegative, Positive
 from ...core.rng import key, numpy_generator
-from ..formats import picture
 from ..images import Decoded, Found, Images
 from ..partition.counts import Generator
 from ..paths import candidates
+from ..pictures import picture
 from ..source import DataSource
-from .folders import images_in
+from .listing import images_in
 from .photos import TinyImagenet, parquet
 from .small import Cifar10, FashionMnist
 
@@ -161,8 +161,8 @@ def _thinned(size: Tensor, dx: Tensor, dy: Tensor) -> Tensor:
 class Modalities(DataSource):
     """Another data set in several views, each a domain; deal it with partition=domains (PSE, joint shift)."""
 
-    base: DataSource = FashionMnist()
-    views: tuple[str | View, ...] = ("gray", "colour")
+    base: DataSource = FashionMnist()  # the data set that is shown
+    views: tuple[str | View, ...] = ("gray", "colour")  # in which it is shown
     images: Literal["all", "own"] = "all"  # every view shows all images, or each image is in one view only
     name = "modalities"
     known = True

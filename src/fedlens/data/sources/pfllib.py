@@ -19,7 +19,7 @@ from .folders import as_images, as_labels, numbered_classes
 class Pfllib(DataSource):
     """A data set as PFLlib splits it: {train,test}/<client>.npz; partition=by_user is its default."""
 
-    path: str = ""
+    path: str = ""  # the folder with train/ and test/
     name = "pfllib"
 
     def owners(self) -> int:

@@ -13,13 +13,15 @@ import numpy as np
 from ...core.errors import BadInput
 from ...core.fields import Count, Share
 from ...core.rng import key
-from ..formats import pictures, stratified
+from ..decode import Decoding
+from ..formats import stratified
 from ..images import Decoded, Found
 from ..paths import inside
+from ..pictures import pictures
 from .base import Named
 from .femnist import leaf_examples, leaf_files
-from .folders import Listed, list_classes, read_listed
 from .hub import Hub
+from .listing import Listed, list_classes, read_listed
 from .small import Cifar10
 
 
@@ -42,7 +44,7 @@ class Cinic10(Named):
             return None
         listed = [one for part in parts for one in list_classes(folder / part, part == "test")]
         files = tuple(one.file for one in listed)
-        return Found(files, f"folder {folder}", lambda: read_listed(listed, True, 0.0, size=32)[0])
+        return Found(files, f"folder {folder}", lambda: read_listed(listed, True, 0.0, Decoding(size=32))[0])
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class TinyImagenet(Named):
         return Found(tuple(one.file for one in listed), f"folder {folder}", lambda: self._read(listed, words))
 
     def _read(self, listed: list[Listed], words: dict[str, str]) -> Decoded:
-        decoded, _ = read_listed(listed, True, 0.0, size=self.size)
+        decoded, _ = read_listed(listed, True, 0.0, Decoding(size=self.size))
         return replace(decoded, classes=tuple(words.get(wnid, wnid) for wnid in decoded.classes))
 
     def _validation(self, folder: Path) -> list[Listed]:

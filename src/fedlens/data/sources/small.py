@@ -127,7 +127,7 @@ class Cifar10(Named):
 class Cifar100(Named):
     """50,000 + 10,000 colour images 32x32 of 100 classes in 20 groups (Krizhevsky, 2009)."""
 
-    labels: Literal["fine", "coarse"] = "fine"
+    labels: Literal["fine", "coarse"] = "fine"  # 100 classes or 20
     name = "cifar100"
     mean, std = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
     folders = ("cifar100", "cifar-100-python", "cifar100/cifar-100-python")
