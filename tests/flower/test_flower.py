@@ -16,6 +16,8 @@ from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from threading import Event
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -31,7 +33,7 @@ from fedlens.core.tree import Tree
 from fedlens.core.wire import encode
 from fedlens.data.prepare import Prepare
 from fedlens.engines.sequential import Sequential
-from fedlens.flower import guard, launch
+from fedlens.flower import guard, launch, membership
 from fedlens.flower.client import Trainer
 from fedlens.flower.contract import contract, experiment_of, job_of, order_of
 from fedlens.flower.messages import Leaf, Payload, from_bytes, from_records, leaves_of, to_bytes, to_records, tree_of
@@ -608,6 +610,114 @@ def test_node_files(tmp_path):
     assert answer.notes["refused"] == "its images have another shape"
 
 
+@needs_flower
+def test_tasks_that_are_no_orders_get_an_error_and_the_guard_lives_on(monkeypatch):
+    """An agent's task, a message that never comes whole, one that breaks Flower, a SuperNode that is gone."""
+    from flwr.supercore.constant import TaskType
+    from flwr.supernode.runtime import run_clientapp
+
+    pushed, ended, said = [], [], []
+
+    class NotRunning(BaseException):
+        """As Flower's own, which no `except Exception` catches."""
+
+    def pull(line):
+        if line.broken:
+            raise NotRunning("no message")
+        if line.stuck:
+            Event().wait(60)  # the rest of its message never comes: its server was killed
+        return Message(to_records(Payload({"ask": "hello"}, {})), 1, "query"), None, None, b"the server's app"
+
+    class Line:
+        broken = gone = stuck = False
+
+        def SendTaskHeartbeat(self, request):
+            return SimpleNamespace(success=False)  # the task is over, as where its run was stopped
+
+        def close(self): ...
+
+    def output(line, context, status, details):
+        ended.append(details)
+        if line.gone:
+            raise ConnectionError("gone")
+
+    monkeypatch.setattr(run_clientapp, "pull_task_input", pull)
+    monkeypatch.setattr(run_clientapp, "push_message", lambda line, reply, context: pushed.append(reply))
+    monkeypatch.setattr(run_clientapp, "push_task_output", output)
+    monkeypatch.setattr(guard, "say", said.append)
+    kinds = [kind for kind in TaskType if kind != TaskType.CLIENT_APP]
+    broken, gone, stuck = Line(), Line(), Line()
+    broken.broken = gone.gone = stuck.stuck = True
+    tasks = [*((Line(), kind) for kind in kinds), (broken, TaskType.CLIENT_APP), (gone, TaskType.CLIENT_APP)]
+    queue = iter([(stuck, TaskType.CLIENT_APP), *tasks, (Line(), TaskType.CLIENT_APP)])
+
+    class Got:
+        def __init__(self, pair):
+            self.token, self.task = pair and pair[0], pair and type("Task", (), {"type": pair[1]})
+
+        def HasField(self, name):
+            return self.token is not None
+
+    loop = guard.turns(
+        lambda: Got(next(queue, None)), lambda line: line, lambda payload: (Payload({"client": 0}, {}), None)
+    )
+    for _ in loop:
+        if len(ended) == len(tasks) + 1:
+            break
+    errors = [reply.error.reason for reply in pushed if reply.has_error()]
+    assert kinds and errors == ["this node answers the orders of FedLens alone"] * len(kinds)
+    honest = [from_records(reply.content).notes for reply in pushed if not reply.has_error()]
+    assert honest == [{"client": 0}] * 2 and len(ended) == len(kinds) + 3
+    assert any("a task failed: NotRunning" in line for line in said)
+    assert any("the end of a task was not told" in line for line in said)
+
+
+@needs_flower
+@pytest.mark.parametrize(("status", "tries"), [(401, 1), (403, 1), (503, 3)])
+def test_a_task_that_is_over_does_not_end_the_guard(status, tries):
+    """Flower's own retries end the process with 401, as a SuperNode answers for a task whose run was stopped."""
+    import httpx
+
+    asked = []
+
+    def call():
+        asked.append(1)
+        if len(asked) < 3 or status != 503:
+            request = httpx.Request("POST", "https://node")
+            raise httpx.HTTPStatusError("no", request=request, response=httpx.Response(status, request=request))
+        return "done"
+
+    invoker = guard.patience()
+    invoker.wait_function = lambda seconds: None
+    if status == 503:
+        assert invoker.invoke(call) == "done"
+    else:
+        with pytest.raises(httpx.HTTPStatusError):
+            invoker.invoke(call)
+    assert len(asked) == tries
+
+
+@needs_flower
+@pytest.mark.parametrize(
+    ("status", "code", "ends"),
+    [("finished:completed", 0, 0), ("finished:failed", 0, 1), ("finished:stopped", 0, 1), ("", 3, 1)],
+)
+def test_a_streamed_run_that_fails_is_a_command_that_fails(status, code, ends, tmp_path, monkeypatch, capfd):
+    """As where a node refuses: Flower's own command ends with 0 then."""
+    from fedlens.cli.main import main
+
+    runs = iter([[{"run-id": "1", "status": "finished:failed"}]])
+    after = [{"run-id": "1", "status": "finished:failed"}, *([{"run-id": "2", "status": status}] if status else [])]
+    monkeypatch.setattr(launch, "server_environment", lambda folder: {})
+    monkeypatch.setattr(launch, "flower_runs", lambda environment: next(runs, after))
+    monkeypatch.setattr(launch, "submission", lambda folder: [sys.executable, "-c", f"raise SystemExit({code})"])
+    monkeypatch.setattr(sys, "argv", ["fedlens", "deploy", "run", str(tmp_path), "--stream"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert (ended.value.code or 0) == ends
+    assert ("the run has not been completed" in capfd.readouterr().err) == bool(ends)
+
+
 # ---- certificates and folders ---------------------------------------------------------------------------------------
 def handshake(server: Path, ca: Path, name: str) -> None:
     """TLS between two ends in memory, by Python's own library; raises where the certificate is not accepted."""
@@ -631,7 +741,7 @@ def handshake(server: Path, ca: Path, name: str) -> None:
 def test_certificates_and_keys(tmp_path):
     for name in ("ours", "theirs"):
         launch.init(tmp_path / name, words(tmp_path), "fl.example.org", 9092)
-        launch.certify(tmp_path / name)
+        membership.certify(tmp_path / name, trial=True)
     server, ca = tmp_path / "ours" / "server", tmp_path / "ours" / "nodes" / "0" / "ca.crt"
     for name in ("fl.example.org", "localhost", "127.0.0.1"):
         handshake(server, ca, name)
@@ -639,11 +749,12 @@ def test_certificates_and_keys(tmp_path):
         handshake(server, ca, "elsewhere.org")
     with pytest.raises(ssl.SSLCertVerificationError, match="verify failed"):
         handshake(server, tmp_path / "theirs" / "server" / "ca.crt", "localhost")
-    secret = [*(tmp_path / "ours").rglob("*.key"), *(tmp_path / "ours").rglob("key")]
-    assert len(secret) == 1 + 4 + 3 and all(path.stat().st_mode & 0o077 == 0 for path in secret)
-    assert not list((tmp_path / "ours" / "nodes").rglob("ca.key"))
+    secret = [path for name in ("*.key", "key", "*.secret") for path in (tmp_path / "ours").rglob(name)]
+    assert len(secret) == 3 + 3 * 4 and all(path.stat().st_mode & 0o077 == 0 for path in secret)
+    authority = (tmp_path / "ours" / "authority" / "ca.key").read_bytes()
+    assert all(path.read_bytes() != authority for path in (tmp_path / "ours" / "nodes").rglob("ca.key"))
     before = (server / "tls.crt").read_bytes()
-    assert launch.certify(tmp_path / "ours") == [] and (server / "tls.crt").read_bytes() == before
+    assert membership.certify(tmp_path / "ours", trial=True) == [] and (server / "tls.crt").read_bytes() == before
 
 
 @needs_flower
@@ -651,13 +762,14 @@ def test_what_init_writes(tmp_path):
     from flwr.cli.config_utils import load_and_validate
 
     folder = tmp_path / "federation"
-    app = launch.init(folder, words(tmp_path), "127.0.0.1", 9092)
+    launch.init(folder, words(tmp_path), "127.0.0.1", 9092)
+    app = folder / "server" / "app"
     assert load_and_validate(app / "pyproject.toml")  # by Flower itself
     with pytest.raises(BadInput, match="already holds a federation"):
         launch.init(folder, words(tmp_path), "127.0.0.1", 9092)
     with pytest.raises(BadInput, match="`fedlens deploy certs` makes it"):
         launch.superlink(folder)
-    launch.certify(folder)
+    membership.certify(folder, trial=True)
     assert "--enable-supernode-auth" in launch.superlink(folder)
     assert "--disable-runtime-dependency-installation" in launch.superlink(folder)
     assert "--insecure" not in launch.superlink(folder) + launch.supernode(folder / "nodes" / "0")
@@ -671,7 +783,7 @@ def test_what_init_writes(tmp_path):
 # ---- real processes --------------------------------------------------------------------------------------------------
 def free_port(count: int) -> int:
     """The first of so many neighbouring ports that nobody uses."""
-    for port in range(20_000 + os.getpid() % 20_000, 60_000, count):
+    for port in range(20_000 + os.getpid() * 16 % 20_000, 60_000, 16):  # neighbours may look at the same moment
         try:
             for each in range(port, port + count):
                 with socket.socket() as line:
@@ -687,7 +799,7 @@ def federation(tmp_path):
     """A SuperLink with TLS and node authentication, and a folder for each of three nodes."""
     folder = tmp_path / "federation"
     launch.init(folder, [*words(tmp_path, "scaffold"), "cohort=3"], "127.0.0.1", free_port(4))
-    launch.certify(folder)
+    membership.certify(folder, trial=True)
     launch.start_server(folder)
     yield folder
     launch.stop(folder)
@@ -718,9 +830,11 @@ def test_strangers_are_refused(federation, tmp_path):
     node_key(stranger / "key", tmp_path / "key.pub")
     shutil.copy(Authority(tmp_path / "another").certificate_file, deceived / "ca.crt")
     for place in (stranger, deceived):
-        launch.start_node(place)
-        wait_for(lambda place=place: launch.running(place, "supernode") is None, 60)
+        with pytest.raises(RunFailed, match="does not let this node in"):
+            launch.start_node(place)
+        assert launch.running(place, "supernode") is launch.running(place, "guard") is None
         assert "SuperNode ID" not in (place / "supernode.log").read_text()  # never let in
+    assert "the door refused a stranger from 127.0.0.1" in (federation / "server" / "superlink.log").read_text()
     assert "CERTIFICATE_VERIFY_FAILED" in (deceived / "supernode.log").read_text()
 
 
@@ -742,16 +856,17 @@ def test_a_node_that_was_killed_is_started_until_flower_has_forgotten_it(tmp_pat
     monkeypatch.setattr(launch, "supernode", lambda place: line)
     monkeypatch.setattr(launch, "guard", lambda place: [sys.executable, "-c", "import time; time.sleep(60)"])
     monkeypatch.setattr(launch.time, "sleep", lambda seconds, sleep=time.sleep: sleep(min(seconds, 0.05)))
-    launch.start_node(tmp_path)
-    wait_for(lambda: launch.running(tmp_path, "supernode") is None)
+    with pytest.raises(RunFailed, match=r"has its operator admitted .*node\.pub"):
+        launch.start_node(tmp_path)
     assert (tmp_path / "tries").read_text() == "."  # the first time nobody is believed to be alive: no second try
+    (tmp_path / "supernode.pid").write_text('{"pid": 1, "command": "none"}')  # as one that was killed leaves it
     launch.start_node(tmp_path)
     assert (tmp_path / "tries").read_text() == "..." and launch.running(tmp_path, "supernode")
     assert launch.stop(tmp_path) and not (tmp_path / "supernode.pid").exists()
     line[2] = "9"
     (tmp_path / "supernode.pid").write_text('{"pid": 1, "command": "none"}')
     monkeypatch.setattr(launch, "_MISSED", 0.0)
-    with pytest.raises(RunFailed, match="does not take this node again"):
+    with pytest.raises(RunFailed, match="does not let this node in"):
         launch.start_node(tmp_path)
 
 

@@ -14,7 +14,7 @@ import typer
 import yaml
 
 from fedlens.cli.deploy import deploy
-from fedlens.flower import launch
+from fedlens.flower import launch, membership
 
 FILES = Path(__file__).parents[2] / "docs" / "deploy"
 COMPOSE, KUBERNETES = (FILES / name for name in ("compose.yaml", "kubernetes.yaml"))
@@ -48,7 +48,8 @@ def inited(path: Path, folder: Path) -> Path:
 
 @pytest.mark.parametrize("path", [COMPOSE, KUBERNETES], ids=lambda path: path.name)
 def test_what_the_comments_say_can_be_typed(path):
-    assert [parsed(words)[0] for words in instructions(path)] == ["init", "certs", "run"]
+    joining = ["join", "admit"] if path is KUBERNETES else []
+    assert [parsed(words)[0] for words in instructions(path)] == ["init", "certs", *joining, "run"]
 
 
 def test_compose(tmp_path):
@@ -57,16 +58,20 @@ def test_compose(tmp_path):
     link = launch.Link.of(folder / "server")
     assert link.host in services and link.listen == "0.0.0.0"  # nodes find the server by its service's name
     nodes = {name: service for name, service in services.items() if name != link.host}
-    assert {name.removeprefix("node-") for name in nodes} == {place.name for place in launch.node_folders(folder)}
+    experiment = launch.experiment_of(folder)
+    assert {name.removeprefix("node-") for name in nodes} == {str(client) for client in range(experiment.clients)}
     for name, service in services.items():
         command, values = parsed(service["command"])
         place = str(values["folder" if command == "server" else "place"])
         ((here, there),) = (volume.split(":") for volume in service["volumes"])
         assert command == ("server" if name == link.host else "node") and values["start"] and values["stay"]
-        assert there == place and (tmp_path / here).is_dir()
+        made = (
+            "federation" if name == link.host else f"federation/nodes/{name.removeprefix('node-')}"
+        )  # by certs --trial
+        assert there == place and here == f"./{made}"
         assert service["image"] == "fedlens" and service["cap_drop"] == ["ALL"]
     assert all(service["depends_on"] == [link.host] for service in nodes.values())
-    assert launch._out(folder).is_relative_to("/federation")  # the run outlives its container
+    assert Path(experiment.execution.out).is_relative_to("/federation")  # the run outlives its container
     assert "docker build -t fedlens " in COMPOSE.read_text()
 
 
@@ -97,10 +102,9 @@ def test_kubernetes(tmp_path):
                 assert ("PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"]) in found
             else:
                 secret = volume["secret"]["secretName"]
-                assert (
-                    f"create secret generic {secret} --from-file=federation/nodes/{secret[5:]}"
-                    in KUBERNETES.read_text()
-                )
+                made = f"tar -C {secret} -cf {secret}.tar . && kubectl create secret generic {secret} "
+                made += f"--from-file={secret}.tar"
+                assert made in KUBERNETES.read_text()
         shell, flag, script = container["command"]
         command, values = parsed(shlex.split(script.rpartition("exec ")[2]))
         place = str(values["folder" if command == "server" else "place"])
@@ -121,7 +125,7 @@ def test_the_image_turns_off_what_deploy_turns_off():
 def test_flower_has_the_words_that_are_printed(tmp_path):
     folder = tmp_path / "federation"
     launch.init(folder, ["clients=1", "cohort=1"], "127.0.0.1", 9092)
-    launch.certify(folder)
+    membership.certify(folder, trial=True)
     lines = [
         ["flower-superlink", *launch.superlink(folder)[7:]],  # behind the door's own words
         launch.supernode(folder / "nodes" / "0"),

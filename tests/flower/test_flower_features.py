@@ -23,6 +23,7 @@ if importlib.util.find_spec("flwr") is None:
 
 import test_flower as flower
 from fedlens.flower import server_app
+from fedlens.flower.messages import Leaf, Payload, to_records
 
 AGGREGATOR = ("uplink=dp", "uplink.trust=aggregator", "weighting=uniform", "evaluate.personal=none")
 
@@ -106,6 +107,27 @@ def test_silent_nodes_are_asked_again_and_rest(tmp_path):
     flower.deployed(tmp_path / "rest", resting, grid)
     rounds = [payload.notes["order"]["round"] for node, payload in grid.tasks if node == 101]
     assert rounds == [0, 1, 3]
+
+
+def test_a_giant_answer_is_not_built_and_costs_the_others_nothing(tmp_path):
+    """Node 2 sends 2 MiB where 1 MiB is allowed: refused by its size, before a tensor is made of it."""
+
+    class Giant(flower.Grid):
+        def pull_messages(self, names):
+            found = super().pull_messages(names)
+            for reply in found:
+                if reply.metadata.src_node_id == 102 and "tree/upload" in reply.content:
+                    junk = {"delta/x": Leaf("uint8", (2 << 20,), bytes(2 << 20))}
+                    reply.content = to_records(Payload({"client": 2}, {"upload": junk}))
+            return found
+
+    settings = flower.words(tmp_path, "scaffold", "cohort=3", "evaluate.personal=none", "model=cnn2")
+    asked = [*settings, "policy.max_reply_mib=1"]
+    result = flower.deployed(tmp_path / "real", asked, Giant(flower.nodes(tmp_path)))
+    assert "a message is too large: it has" in (tmp_path / "real" / "log.txt").read_text()
+    silent = {(2, round) for round in range(3)}
+    assert flower.same(flower.state(tmp_path / "real"), by_hand(settings, silent, RoundPolicy()))
+    assert sum(result.setbacks.values()) == 3
 
 
 def test_a_round_with_a_deadline_waits_for_somebody_to_come(tmp_path):

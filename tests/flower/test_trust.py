@@ -18,14 +18,19 @@ from fedlens.core.errors import BadInput
 from fedlens.core.run import run as run_rounds
 from fedlens.core.tree import Tree
 from fedlens.engines.sequential import Sequential
+from fedlens.flower import guard
 from fedlens.flower.client import Trainer
-from fedlens.flower.contract import contract, experiment_of, order_of
+from fedlens.flower.contract import check_size, contract, experiment_of, order_of
 from fedlens.flower.ledger import ReleaseLedger, Spent
 from fedlens.flower.messages import Payload, leaves_of, tree_of
-from fedlens.flower.node import Budget, Node, Policy, declared
+from fedlens.flower.node import Budget, Node, Policy
+from fedlens.flower.node import as_declared as declared
+from fedlens.models import MODELS
 from fedlens.privacy.accounting import Release, total_epsilon
+from fedlens.simulate.run import public_images
 
 DP = ("uplink=dp", "uplink.multiplier=4", "evaluate.personal=none", "weighting=uniform")
+COINS = ("algorithm.mask_epsilon=1", "algorithm.sigma=0")  # masks alone are random
 
 
 def bars(path: Path, classes: int = 3, seed: int = 0, names: tuple[str, ...] = ()) -> Path:
@@ -60,7 +65,8 @@ class World:
                 jobs.append(job)
                 return super().run(job, cohort)
 
-        run_rounds(self.experiment.algorithm, net, Watch(net, federation), self.experiment.plan)
+        public = self.experiment.auxiliary and self.experiment.public(public_images(self.experiment), self.images)
+        run_rounds(self.experiment.algorithm, net, Watch(net, federation), self.experiment.plan, auxiliary=public)
         self.jobs = jobs
 
     def node(self, name: str = "a", epsilon: float | None = None, **more) -> Trainer:
@@ -78,7 +84,8 @@ class World:
         order = order_of(experiment.timetable(), job)
         order = order if seed is None else {**order, "seed": seed}
         notes = {"ask": "work", "contract": contract(experiment, self.images, run), "order": order}
-        return Payload(notes, {"download": leaves_of(job.download * scale)})
+        common = {"shared": leaves_of(job.shared)} if job.shared else {}
+        return Payload(notes, {"download": leaves_of(job.download * scale), **common})
 
     more: tuple[str, ...] = ()
 
@@ -175,6 +182,19 @@ def test_no_field_takes_a_text(key, name, field, tmp_path):
         experiment_of({**agreed, "experiment": asked})
 
 
+def test_a_file_that_is_there_and_one_that_is_not_are_refused_alike(tmp_path):
+    """Else a server could ask which files a node has."""
+    here = bars(tmp_path / "bars.npz")
+    experiment = config.read(None, words(here))
+    agreed = contract(experiment, experiment.data.load(), "run")
+    said = []
+    for path in (here, tmp_path / "none.npz"):
+        asked = {**agreed, "experiment": {**agreed["experiment"], "data": {"is": "npz", "path": str(path)}}}
+        node = Trainer(Node(0, data=experiment.data), say=lambda text: None)
+        said.append(node.answer(Payload({"ask": "hello", "contract": asked}, {}))[0].notes)
+    assert said[0] == said[1] and "'data' is no part of a contract" in said[0]["refused"]
+
+
 def test_there_are_text_fields():
     assert ("model", "resnet18", "weights") in text_fields() and ("partition", "file", "path") in text_fields()
 
@@ -195,6 +215,66 @@ def test_code_that_the_owner_allows(tmp_path, monkeypatch):
     other = {**agreed, "experiment": {**agreed["experiment"], "algorithm": {"is": "my_methods:Other"}}}
     with pytest.raises(BadInput, match="has not allowed"):
         experiment_of(other, ["my_methods:Mine"])
+
+
+BOMBS = {
+    "clients": 10**9,
+    "local": {"epochs": 10**9},
+    "model": {"is": "mlp", "hidden": 10**9},
+    "algorithm": {"is": "fedxds", "warmup_rounds": 10**9},
+    "cohort": {"is": "uniform", "count": 10**12},
+}
+
+
+@pytest.mark.parametrize("key", BOMBS)
+def test_numbers_that_would_fill_a_node_are_refused_at_once(key, tmp_path):
+    """Before: the node counted to them, until its memory was full."""
+    experiment = config.read(None, words(bars(tmp_path / "bars.npz")))
+    agreed = contract(experiment, experiment.data.load(), "run")
+    node = Trainer(Node(0, data=experiment.data, storage=str(tmp_path / "a")), say=lambda text: None)
+    asked = {**agreed, "experiment": {**agreed["experiment"], key: BOMBS[key]}}
+    said = node.answer(Payload({"ask": "hello", "contract": asked}, {}))[0].notes["refused"]
+    assert "a contract's numbers go to" in said and key in said
+
+
+def test_many_numbers_that_are_small_each_are_refused_too(tmp_path):
+    """Rounds times clients, and a network of a terabyte: nothing of it is made."""
+    experiment = config.read(None, words(bars(tmp_path / "bars.npz")))
+    agreed = contract(experiment, experiment.data.load(), "run")
+    node = Trainer(Node(0, data=experiment.data, storage=str(tmp_path / "a")), say=lambda text: None)
+    for more, sentence in (
+        ({"rounds": 900_000, "clients": 900_000}, "more than a node counts to"),
+        ({"model": {"is": "mlp", "hidden": 10_000, "layers": 2_000}}, "weights, and a node holds"),
+    ):
+        asked = {**agreed, "experiment": {**agreed["experiment"], **more}}
+        assert sentence in node.answer(Payload({"ask": "hello", "contract": asked}, {}))[0].notes["refused"]
+
+
+def test_every_network_can_be_measured_before_it_is_made():
+    for name in MODELS.keys() - {"custom"}:
+        check_size(config.read(None, [f"model={name}"]), 10, 3, 32)
+
+
+@pytest.mark.parametrize(
+    ("more", "look", "sentence"),
+    [
+        (("evaluate.personal=none",), {}, "does not have"),
+        (("evaluate.personal=before",), {}, ""),
+        ((), {"detailed": 1}, "does not have"),
+        (("evaluate.measures=all",), {"detailed": 1}, ""),
+        ((), {"validation": 1}, "does not have"),
+        (("evaluate.validation=0.2",), {"validation": 1}, ""),
+        ((), {"epochs": 10**9}, "does not have"),
+    ],
+)
+def test_only_evaluations_that_the_contract_has(more, look, sentence, tmp_path):
+    """Before: an order could ask for any, such as the counts of every class, or for a billion epochs."""
+    found = world(tmp_path, *more)
+    good = found.work(at=1)
+    order = {**good.notes["order"], "stage": 0, "at": 0, "since": 0}
+    order["look"] = {"epochs": 0, "steps": None, "detailed": 0, "validation": 0, **look}
+    answer, _ = found.node().answer(Payload({**good.notes, "order": order}, good.trees))
+    assert sentence in answer.notes.get("refused", "") and ("upload" in answer.trees) == (not sentence)
 
 
 MALFORMED = [
@@ -257,24 +337,51 @@ def test_two_questions_do_not_cancel_the_noise(tmp_path):
     assert [line["kind"] for line in ledger.lines()] == ["booked", "sent"] * 5
 
 
+def test_a_nodes_noise_has_the_mean_and_variance_of_the_simulations(tmp_path):
+    """Same settings, same data: what is drawn differs, how it is distributed does not. Bounds of four deviations."""
+    found = world(tmp_path, *DP, "uplink.norm=0.001", "uplink.multiplier=100")
+    node = found.node()
+    stage = found.experiment.timetable()[0].stage
+    clean = seeded(found, node, job=replace(found.jobs[0], stage=replace(stage, uplink=())))
+    mine, simulated = _leaves(node.answer(found.work())[0]), seeded(found, node)
+    names = sorted(name for name in clean if name.startswith("delta/params"))
+    update = torch.cat([clean[name].flatten().double() for name in names])
+    update *= min(1.0, 0.001 / float(update.norm()))  # as the mechanism cuts it
+    noises = [torch.cat([each[name].flatten().double() for name in names]) - update for each in (mine, simulated)]
+    count, std = len(update), 0.1
+    assert count > 10_000 and abs(torch.corrcoef(torch.stack(noises))[0, 1]) < 4 / count**0.5
+    for noise in noises:
+        assert abs(noise.mean()) < 4 * std / count**0.5 and abs(noise.var() / std**2 - 1) < 4 * (2 / count) ** 0.5
+
+
 @pytest.mark.parametrize(
     "more",
     [
         DP,
         ("uplink=noise", "uplink.std=1"),
         ("algorithm=fedxds", "algorithm.warmup_rounds=1", "algorithm.warmup_epochs=1"),
+        ("algorithm=fedxds", "algorithm.warmup_rounds=1", "algorithm.warmup_epochs=1", *COINS),
+        (
+            "algorithm=fedaux",
+            "algorithm.pretrain_steps=2",
+            "algorithm.pretrain_batch=8",
+            "algorithm.steps=1",
+            "model=cnn2",
+        ),
         ("algorithm=fedfed", "algorithm.distil_rounds=1", "algorithm.latent=8", "algorithm.width=4"),
     ],
-    ids=["dp", "noise", "fedxds", "fedfed"],
+    ids=["dp", "noise", "fedxds", "mask response", "fedaux", "fedfed"],
 )
 def test_no_seed_takes_noise_off_again(more, tmp_path):
     """The server has the seed, the model and all settings: it cannot draw a node's noise."""
-    found = world(tmp_path, *more)
-    at = next(n for n, job in enumerate(found.jobs) if more is DP or "uplink=noise" in more or "Exchange" in _name(job))
+    public = [f"auxiliary={bars(tmp_path / 'public.npz', seed=1)}"] if "algorithm=fedaux" in more else []
+    found = world(tmp_path, *more, *public)
+    special = ("Exchange", "ScorePublicImages") if any("algorithm=" in word for word in more) else ("",)
+    at = next(n for n, job in enumerate(found.jobs) if any(name in _name(job) for name in special))
     node = found.node()
     simulation = Trainer(replace(node.node, data=None, simulation=found.experiment.data, storage=""))
     mine, again = (_leaves(each.answer(found.work(at=at))[0]) for each in (node, found.node("again")))
-    noisy = [key for key in mine if mine[key].is_floating_point() and mine[key].numel() > 50]
+    noisy = [key for key in mine if mine[key].is_floating_point() and mine[key].numel() > 40]
     assert noisy and all(not torch.equal(mine[key], again[key]) for key in noisy)
     drawn = seeded(found, node, at)  # by whoever has the seed, and even the data
     assert all(not torch.equal(mine[key], drawn[key]) for key in noisy)
@@ -291,12 +398,12 @@ def _leaves(payload: Payload) -> dict[str, torch.Tensor]:
     return dict(tree_of(payload.trees["upload"]).paths())
 
 
-def seeded(found: World, trainer: Trainer, at: int = 0) -> dict[str, torch.Tensor]:
+def seeded(found: World, trainer: Trainer, at: int = 0, job=None) -> dict[str, torch.Tensor]:
     """What the simulator uploads for a node's own data, noise from the run's seed."""
     mine, work = trainer.node, found.work(at=at)
     images = mine.images(found.experiment, work.notes["contract"])
     engine = Sequential(found.experiment.network(images), mine.federation(found.experiment, images))
-    (reply,) = engine.run(found.jobs[at], [mine.client])
+    (reply,) = engine.run(job or found.jobs[at], [mine.client])
     return dict(reply.upload.paths())
 
 
@@ -357,6 +464,46 @@ def test_a_killed_node_pays_once(tmp_path):
     assert [line["kind"] for line in book.lines()] == ["booked", "sent", "booked"]
 
 
+class Killed(BaseException):
+    """As kill -9: nothing after it is done."""
+
+
+STEPS = [
+    (ReleaseLedger, "book", False),
+    (ReleaseLedger, "book", True),
+    (Trainer, "_work", True),
+    (Trainer, "_store", False),
+    (Trainer, "_store", True),
+    (ReleaseLedger, "sent", True),
+]
+
+
+@pytest.mark.parametrize(("where", "step", "after"), STEPS, ids=[f"{s}-{a}" for _, s, a in STEPS])
+def test_killed_between_any_two_steps_a_release_is_counted_once(where, step, after, tmp_path, monkeypatch):
+    """Asked again it answers; one line is booked. Once sent, and its bytes lost, the same order is paid for again."""
+    found = world(tmp_path, *DP)
+    whole = getattr(where, step)
+
+    def killed(self, *arguments, **more):
+        if after:
+            whole(self, *arguments, **more)
+        raise Killed
+
+    monkeypatch.setattr(where, step, killed)
+    with pytest.raises(Killed):
+        found.node(epsilon=8.0).answer(found.work())
+    monkeypatch.setattr(where, step, whole)
+    node = found.node(epsilon=8.0)
+    first = node.answer(found.work())[0]
+    book = node.node.ledger
+    assert book is not None and "upload" in first.trees and found.node(epsilon=8.0).answer(found.work())[0] == first
+    assert [line["kind"] for line in book.lines()] == ["booked", "sent"]
+    for answer in (tmp_path / "a" / "run" / "answers").iterdir():
+        answer.unlink()
+    assert found.node(epsilon=8.0).answer(found.work())[0] != first
+    assert [line["kind"] for line in book.lines()] == ["booked", "sent"] * 2
+
+
 @pytest.mark.parametrize("torn", [1, 10, 100])
 def test_a_torn_last_line_never_left(torn, tmp_path):
     book = ledger(tmp_path)
@@ -389,8 +536,9 @@ def test_a_damaged_ledger_lets_nothing_out(damage, tmp_path):
         book.path.write_bytes(b"".join([lines[2], *lines[1:2], lines[0], *lines[3:]]))
     else:
         book.path.write_bytes(b"\xff\xfe nonsense\n")
-    with pytest.raises(BadInput, match="nothing leaves"):
+    with pytest.raises(BadInput, match="nothing leaves") as caught:
         book.book(Spent(2.0, "delta"), "more")
+    assert "bars" not in str(caught.value) and str(book.path) in caught.value.detail  # the owner's log alone
 
 
 def test_two_nodes_at_once_do_not_overspend(tmp_path):
@@ -407,6 +555,39 @@ def test_two_nodes_at_once_do_not_overspend(tmp_path):
     assert spent[0] <= 6.0 < spent[1]
 
 
+def test_two_nodes_with_one_ledger_both_pay_for_the_same_order(tmp_path, monkeypatch):
+    """Two federations that work together send one order to two nodes of one data set. Before: the second was free."""
+    found = world(tmp_path, *DP)
+    first, second = (found.node(name, epsilon=30.0) for name in "ab")
+    work, uploads = Trainer._work, []
+
+    def meanwhile(self, *arguments):
+        monkeypatch.setattr(Trainer, "_work", work)
+        mine = work(self, *arguments)
+        uploads.append(upload(second.answer(found.work())))  # the first is booked, and not sent yet
+        return mine
+
+    monkeypatch.setattr(Trainer, "_work", meanwhile)
+    uploads.append(upload(first.answer(found.work())))
+    assert not torch.equal(*uploads) and first.node.ledger is not None
+    assert sum(line["kind"] == "booked" for line in first.node.ledger.lines()) == 2
+
+
+def test_a_node_has_one_guard(tmp_path):
+    """Else two would draw two noises for one order that was booked once."""
+    held = guard.alone(tmp_path)
+    with pytest.raises(SystemExit, match="a guard runs at"):
+        guard.alone(tmp_path)
+    held.close()
+    guard.alone(tmp_path).close()
+    assert (tmp_path / "guard.lock").stat().st_mode & 0o077 == 0
+
+
+def test_what_a_server_writes_cannot_rewrite_the_owners_screen(capsys):
+    guard.say("refused: unknown key \x1b[2Jall is well\r")
+    assert capsys.readouterr().err == "refused: unknown key ?[2Jall is well?\n"
+
+
 # ---- approval --------------------------------------------------------------------------------------------------------
 def test_the_owner_reads_a_new_contract_first(tmp_path):
     found = world(tmp_path)
@@ -416,6 +597,8 @@ def test_the_owner_reads_a_new_contract_first(tmp_path):
     (waiting,) = (tmp_path / "a" / "contracts").glob("*.json")
     assert json.loads(waiting.read_text()) == found.work().notes["contract"]
     waiting.with_suffix(".approved").touch()
+    kept = [tmp_path / "a", *(path for path in (tmp_path / "a").glob("*") if path.is_dir())]
+    assert len(kept) == 2 and all(place.stat().st_mode & 0o077 == 0 for place in kept)
     assert upload(node.answer(found.work())).isfinite().all()
     assert set(node.answer(found.work(run="another"))[0].notes) == {"waiting"}
 
@@ -432,5 +615,5 @@ def test_a_site_may_lack_a_class_and_not_bring_others(tmp_path):
     assert "does not declare c;" in caught.value.detail and "declare c" not in str(caught.value)
     left = declared(some, ("a", "b"), drop=True)
     assert len(left.train) == 40 and set(left.y[left.train].tolist()) == {0, 1}
-    with pytest.raises(BadInput, match="none of its images"):
+    with pytest.raises(BadInput, match="its classes differ"):
         declared(some, ("x", "y"), drop=True)

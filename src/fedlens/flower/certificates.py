@@ -14,7 +14,7 @@ from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 from ..core.errors import BadInput
 
@@ -34,7 +34,7 @@ class Authority:
             except (OSError, ValueError):
                 raise BadInput(f"{folder} holds a damaged certificate authority; remove it for a new one") from None
             return
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.key = _new_key()
         self.certificate = self._signed("fedlens authority", self.key, authority=True)
         _write_key(folder / "ca.key", self.key)
@@ -77,13 +77,22 @@ class Authority:
         return builder.sign(self.key, hashes.SHA384())
 
 
-def node_key(private: Path, public: Path) -> None:
-    """The pair by which a SuperNode is known: an elliptic curve key in OpenSSH's format, as Flower wants it."""
-    key = _new_key()
+def node_key(private: Path, public: Path) -> ec.EllipticCurvePublicKey:
+    """The pair by which a node is known: an elliptic curve key in OpenSSH's format, as Flower wants it."""
+    return _pair(_new_key(), private, public)
+
+
+def coordinator_key(private: Path, public: Path) -> ed25519.Ed25519PublicKey:
+    """The pair by which nodes know their server's questions."""
+    return _pair(ed25519.Ed25519PrivateKey.generate(), private, public)
+
+
+def _pair(key: Any, private: Path, public: Path) -> Any:
     ssh = serialization.PrivateFormat.OpenSSH
     _write_secret(private, key.private_bytes(serialization.Encoding.PEM, ssh, serialization.NoEncryption()))
     kind = serialization.PublicFormat.OpenSSH
     public.write_bytes(key.public_key().public_bytes(serialization.Encoding.OpenSSH, kind) + b"\n")
+    return key.public_key()
 
 
 def executor_secret(path: Path) -> None:

@@ -27,9 +27,10 @@ from ..data import DataSource
 from ..engines.process import keep_freed_memory
 from ..engines.sequential import Sequential
 from ..experiment import Experiment, to_device
-from .contract import Timetable, check_order, digest, experiment_of, job_of, version
-from .messages import Leaves, Payload, from_bytes, leaves_of, to_bytes, tree_of
+from .contract import Timetable, check_look, check_order, check_size, digest, experiment_of, job_of, version
+from .messages import DamagedMessage, Leaves, Payload, from_bytes, leaves_of, to_bytes, tree_of
 from .node import Node, check_privacy, price
+from .own_model import NEWEST, newest
 
 _ANSWERS = 8  # that are kept: rounds, and evaluations between them
 _MEMORY = "memory-"  # then the round that wrote it: how Flower's context names what a client knows
@@ -61,7 +62,7 @@ class Trainer:
         """
         try:
             return self._answer(payload, kept or {})
-        except BadInput as error:
+        except (BadInput, DamagedMessage) as error:
             self.say(f"refused: {error}{'; ' if (detail := getattr(error, 'detail', '')) else ''}{detail}")
             return Payload({"refused": str(error)}, {}), kept or {}
         except Exception as error:  # a hostile message may break anything, and the node lives on
@@ -69,7 +70,7 @@ class Trainer:
             return Payload({"failed": "its work failed; its own log says why"}, {}), kept or {}
 
     def _answer(self, payload: Payload, kept: dict[str, Leaves]) -> tuple[Payload, dict[str, Leaves]]:
-        notes = payload.notes
+        notes = payload.notes if isinstance(payload.notes, dict) else {}
         contract = notes.get("contract")
         if not isinstance(contract, dict) or notes.get("ask") not in ("hello", "work"):
             raise BadInput("the message is neither a hello nor an order")
@@ -80,16 +81,24 @@ class Trainer:
             own = {"own_data": self.node.data is not None, "own_noise": self.node.data is not None}
             return Payload({"client": self.node.client, **own}, {}), kept
         order, download = check_order(notes.get("order")), payload.trees.get("download", {})
-        asked = digest(contract, order, to_bytes(Payload({}, {"": download})), self.node.client)
+        # By node, too: two that share a ledger must not take each other's orders for their own.
+        mine = self.node.client, self.node.storage
+        asked = digest(contract, order, to_bytes(Payload({}, {"": download})), mine)
         folder = self._folder(contract["run"])
         if (stored := self._stored(folder, asked)) is not None:
+            if (ledger := self.node.ledger) is not None:  # the node may have been killed before it wrote this down
+                ledger.sent(asked)
             return stored, kept  # the very same bytes: nothing is computed, drawn or paid for again
         shared = self._shared(order["shared"], payload.trees.get("shared"), folder)
-        if shared is None:
-            return Payload({"missing": order["shared"]}, {}), kept
+        first = self._shared(contract.get("initial", ""), payload.trees.get("initial"), folder)
+        if shared is None or first is None:
+            return Payload({"missing": "a common payload"}, {}), kept
+        if first:
+            run.net.start_from(first)
         device = run.experiment.execution.device
         received = tree_of(download).map(lambda leaf: leaf.to(device))
         job = job_of(run.timetable, order, received, shared.map(lambda leaf: leaf.to(device)))
+        check_look(run.experiment, order)
         memories = self._memories(kept, folder, order["round"])
         upload = self._work(run, job, asked, memories)
         written = memories.save()
@@ -98,6 +107,7 @@ class Trainer:
         reply = Payload({"client": self.node.client}, {"upload": leaves_of(upload)})
         if folder is not None:
             self._store(folder, asked, order["round"], reply)
+            write_atomic(folder / NEWEST, newest(contract, order, download))  # for `fedlens deploy export`
             # A server that was killed asks for this round or the one before it again.
             prune(memories.folder or folder, before=max(0, order["round"] - 1), after=order["round"] + 1)
         if (ledger := self.node.ledger) is not None:
@@ -128,6 +138,7 @@ class Trainer:
                 asked = replace(asked, data=config.resolve(DataSource, contract.get("simulation"), "data"))
             experiment = asked.with_execution(device=node.device).resolved()
             images = node.images(experiment, contract)
+            check_size(experiment, len(images.classes), *images.x.shape[1:3])
             node.policy.check(experiment, images)
             if node.privacy is not None:
                 assert node.ledger is not None  # Node refuses a budget without storage
@@ -148,8 +159,7 @@ class Trainer:
         if (folder / f"{name}.approved").exists():
             return True
         if not (folder / f"{name}.json").exists():
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_json(folder / f"{name}.json", contract)
+            write_json(self._private("contracts") / f"{name}.json", contract)
             self.say(f"a new contract {name[:16]} waits for its owner: fedlens deploy approve")
         return False
 
@@ -157,10 +167,13 @@ class Trainer:
     def _folder(self, run: str) -> Path | None:
         if not self.node.storage:
             return None
-        if not run.isalnum():
-            raise BadInput(f"the run calls itself {run!r}, which is no name for a folder")
-        folder = Path(self.node.storage) / run
-        folder.mkdir(parents=True, exist_ok=True)
+        return self._private(run)
+
+    def _private(self, name: str) -> Path:
+        """A folder in the node's storage; both are its owner's alone from the first moment."""
+        folder = Path(self.node.storage) / name
+        for place in (folder.parent, folder):
+            place.mkdir(parents=True, exist_ok=True, mode=0o700)
         return folder
 
     def _stored(self, folder: Path | None, asked: str) -> Payload | None:
@@ -186,7 +199,7 @@ class Trainer:
         if sent is not None:
             tree = tree_of(sent)
             if version(tree) != name:
-                raise RunFailed("a message is damaged: the common payload is not the one that was announced")
+                raise DamagedMessage("a message is damaged: the common payload is not the one that was announced")
             if path:
                 write_atomic(path, encode(tree))
             return tree

@@ -5,20 +5,23 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
+
+import torch
 
 from .. import __version__, config
 from ..core.algorithm import Stage
 from ..core.engine import Job
 from ..core.errors import BadInput, RunFailed
-from ..core.evaluate import Evaluate
+from ..core.evaluate import Evaluate, personal_evaluations
 from ..core.names import written_by_a_stranger
 from ..core.tree import Tree
 from ..core.wire import encode
 from ..data import Images
 from ..experiment import Execution, Experiment
+from ..models import Custom
 from ..robust.defence import Defence
 
 Timetable = Sequence[tuple[Stage, int, int]]
@@ -27,7 +30,10 @@ Timetable = Sequence[tuple[Stage, int, int]]
 # business there; `partition` is for nodes that take part of a simulation's data, which their own file names.
 _TOLD = {"partition", "clients", "cohort", "model", "algorithm", "local", "rounds", "weighting", "buffers", "uplink"}
 _TOLD |= {"defences", "augment", "evaluate", "seed", "precision", "compile"}
-_SIDES, _CLASSES, _NAMED = 4096, 100_000, 200  # pixels of an image; classes; characters of a class
+_ABOUT = "detailed", "validation"  # what an evaluation is asked for
+_SIDES, _CLASSES, _NAMED = 4096, 100_000, 200  # pixels of an image; classes; characters of a name
+_MOST, _WIDEST = 1_000_000, 10_000  # any number of a contract but its seed; one of a model
+_TURNS, _PARAMETERS = 10**9, 10**9  # rounds times clients; weights of a model
 _SIMULATED = {
     "faults": "faults are injected into simulations; a deployed run has its own: leave faults out",
     "attack": "attack makes clients of a simulation hostile; nodes are what they are: leave attack out",
@@ -35,14 +41,18 @@ _SIMULATED = {
 }
 
 
-def contract(experiment: Experiment, images: Images, run: str) -> dict[str, Any]:
-    """What all orders of a run have in common; refused where a setting cannot be told to others."""
+def contract(experiment: Experiment, images: Images, run: str, first: Tree | None = None) -> dict[str, Any]:
+    """What all orders of a run have in common; refused where a setting cannot be told to others.
+
+    `first`: the network's weights where they were loaded from somewhere; nodes are told their hash, and get them once.
+    """
     here = replace(_without_weights(experiment), execution=_execution(experiment))
     told = {name: value for name, value in config.to_dict(here).items() if name in _TOLD}
     found = {
         "version": __version__,
         "run": run,
         "experiment": told,
+        "initial": "" if first is None else version(first),
         "simulation": config.to_dict(experiment.data),  # for nodes without an owner; all others have data of their own
         "data": {
             "classes": list(images.classes),
@@ -95,17 +105,54 @@ def experiment_of(contract: dict[str, Any], allowed: Collection[str] = ()) -> Ex
         raise BadInput(f"{extra[0][:40]!r} is no part of a contract: where things lie and run is each party's own")
     if foreign := sorted(_own_names(asked) - set(allowed)):
         raise BadInput(f"{foreign[0][:80]!r} is code that this node's owner has not allowed (policy.classes)")
+    if not isinstance(contract.get("initial", ""), str) or not str(contract.get("initial") or "0").isalnum():
+        raise BadInput("the contract does not say which weights it begins with")
+    run = contract.get("run")
+    if not (isinstance(run, str) and run.isalnum() and len(run) <= _NAMED):
+        raise BadInput("the run has no name of letters and digits")
     _check_data(contract.get("data"))
     with written_by_a_stranger(allowed):
-        return config.resolve(Experiment, asked)
+        found = config.resolve(Experiment, asked)
+    _check_numbers(found)
+    return found
+
+
+def _check_numbers(experiment: Experiment) -> None:
+    """Refuses what no federation asks for, before a node counts to it."""
+    told = config.to_dict(experiment)
+    for path, number in _numbers({name: told[name] for name in _TOLD - {"seed"} if name in told}):
+        most = _WIDEST if path.startswith("model.") else _MOST
+        if abs(number) > most:
+            raise BadInput(f"{path} is {number:.6g}, and a contract's numbers go to {most:,}")
+    turns = sum(stage.rounds for stage in experiment.algorithm.stages(experiment.plan))
+    if turns > _MOST or turns * experiment.clients > _TURNS:
+        raise BadInput(f"{turns:,} rounds with {experiment.clients:,} clients are more than a node counts to")
+
+
+def _numbers(value: Any, path: str = "") -> Iterator[tuple[str, int]]:
+    """Every whole number of a configuration, and what it is called."""
+    if type(value) is int:
+        yield path, value
+    for name, inner in value.items() if isinstance(value, dict) else enumerate(value) if type(value) is list else ():
+        yield from _numbers(inner, f"{path}.{name}" if path else str(name))
+
+
+def check_size(experiment: Experiment, classes: int, channels: int, size: int) -> None:
+    """Refuses a network that no node can hold, before it is made; one of the owner's own code is the owner's matter."""
+    if isinstance(experiment.model, Custom):
+        return
+    with torch.device("meta"):  # shapes alone
+        module = experiment.model.build(classes, channels, size)
+    if (weights := sum(each.numel() for each in module.parameters())) > _PARAMETERS:
+        raise BadInput(f"the model has {weights:,} weights, and a node holds {_PARAMETERS:,}")
 
 
 def _check_data(asked: Any) -> None:
-    """Numbers and short names, of images that can exist."""
+    """Numbers and short names, of images that can exist. Owners read the names, so that they are plain text."""
     data = asked if isinstance(asked, dict) else {}
     classes, shape = data.get("classes"), data.get("shape")
     fine = isinstance(classes, list) and 2 <= len(classes) <= _CLASSES and len(set(map(repr, classes))) == len(classes)
-    fine = fine and all(isinstance(name, str) and len(name) <= _NAMED for name in classes or ())
+    fine = fine and all(isinstance(n, str) and n.isprintable() and len(n) <= _NAMED for n in classes or ())
     fine = fine and isinstance(shape, list) and len(shape) == 3
     fine = fine and all(type(side) is int and 0 < side <= _SIDES for side in shape or ())
     for name in ("mean", "std"):
@@ -121,6 +168,7 @@ def order_of(timetable: Timetable, job: Job) -> dict[str, Any]:
     """Which job this is, in numbers; checked by reading them back."""
     order = {"round": job.round, "at": job.at, "since": job.since, "seed": job.seed, "shared": version(job.shared)}
     look = {"epochs": job.stage.epochs, "steps": job.stage.steps}
+    look |= {name: int(getattr(job.stage.algorithm, name, False)) for name in _ABOUT}
     for stage, kind in ((job.round, None), (job.round - 1, look)):
         if 0 <= stage < len(timetable):
             found = {**order, "stage": stage, "look": kind}
@@ -141,13 +189,28 @@ def job_of(timetable: Timetable, order: dict[str, Any], download: Tree, shared: 
     return Job(_stage(timetable, order), download, shared, round, at, since, order["seed"])
 
 
+def check_look(experiment: Experiment, order: dict[str, Any]) -> None:
+    """Refuses an evaluation that the contract does not have: its owner has approved none but these."""
+    if order["look"] is None:
+        return
+    asked, local = experiment.evaluate, experiment.local
+    algorithm = experiment.timetable()[order["stage"]].stage.algorithm
+    personal = personal_evaluations(algorithm, asked.personal, local.epochs, local.steps)
+    known = [{**how, "detailed": int(asked.measures == "all"), "validation": 0} for _, how in personal]
+    if asked.validation:
+        detailed = int(asked.watch not in ("accuracy", "loss"))
+        known.append({"epochs": 0, "steps": None, "detailed": detailed, "validation": 1})
+    if order["look"] not in known:
+        raise BadInput("the server asks for an evaluation that the contract does not have")
+
+
 def check_order(order: Any) -> dict[str, Any]:
     """The same; refuses what `order_of` cannot have written."""
     given = order if isinstance(order, dict) else {}
     look = given.get("look")
     numbers = [given.get(name) for name in ("round", "at", "since", "seed", "stage")]
     numbers += [value for value in look.values() if value is not None] if isinstance(look, dict) else []
-    fine = look is None or (isinstance(look, dict) and look.keys() == {"epochs", "steps"})
+    fine = look is None or (isinstance(look, dict) and look.keys() == {"epochs", "steps", *_ABOUT})
     if not (fine and isinstance(given.get("shared"), str) and all(type(value) is int for value in numbers)):
         raise BadInput("the order is damaged: it does not say which round it is")
     return given
@@ -155,7 +218,11 @@ def check_order(order: Any) -> dict[str, Any]:
 
 def _stage(timetable: Timetable, order: dict[str, Any]) -> Stage:
     stage, _, _ = timetable[order["stage"]]
-    return stage if order["look"] is None else stage.errand(Evaluate(base=stage.algorithm), **order["look"])
+    if order["look"] is None:
+        return stage
+    how = dict(order["look"])
+    about = {name: bool(how.pop(name)) for name in _ABOUT}
+    return stage.errand(Evaluate(base=stage.algorithm, **about), **how)
 
 
 def version(shared: Tree) -> str:

@@ -12,6 +12,7 @@ Flower, whose version is pinned; a test says when they change.
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import threading
 import time
@@ -30,6 +31,7 @@ _CALLS |= {"get-fab", "push-object", "pull-object", "confirm-message-received"}
 _LARGEST = 16 << 20  # bytes of a body; Flower cuts arrays into objects of 5 MiB
 _OLDEST, _YOUNGEST = 60.0, -5.0  # seconds since a call was signed; clocks differ
 _RATE, _BURST = 200.0, 2000.0  # calls a second of one key, and how many it may save up
+_STRANGERS = 1000  # that are logged
 _IN_FLIGHT = 128 << 20  # bytes of one key that are on their way
 
 
@@ -76,7 +78,7 @@ class Door:
     """An ASGI app around Flower's own."""
 
     def __init__(self, app: Any, keys: Any):
-        self.app, self.keys, self.quota = app, keys, Quota()
+        self.app, self.keys, self.quota, self._told = app, keys, Quota(), set[str]()
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -86,6 +88,7 @@ class Door:
             return await _refuse(send, 404)
         headers = {name.decode("latin1").lower(): value.decode("latin1") for name, value in scope["headers"]}
         if (key := self._signer(headers)) is None:
+            self._tell(headers, scope.get("client"))
             return await _refuse(send, 401)
         length = headers.get("content-length", "")
         if not length.isdecimal() or int(length) > _LARGEST:
@@ -101,6 +104,17 @@ class Door:
             await self.app(scope, receive, send)
         finally:
             self.quota.give_back(key, int(length))
+
+    def _tell(self, headers: dict[str, str], where: Any) -> None:
+        """Log a stranger, each key once: who has just been admitted may try again, and is let in."""
+        from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
+
+        claimed = headers.get(FLEET_HTTP_PUBLIC_KEY_HEADER.lower(), "")
+        name = hashlib.sha256(claimed.encode()).hexdigest()[:16] if claimed else "no key"
+        if name not in self._told and len(self._told) < _STRANGERS:
+            self._told.add(name)
+            host = where[0] if where else "somewhere"
+            print(f"the door refused a stranger from {host} ({name}): no admitted key", file=sys.stderr, flush=True)
 
     def _signer(self, headers: dict[str, str]) -> bytes | None:
         """The admitted key that has signed this call lately; None: nobody's."""

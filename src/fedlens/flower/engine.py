@@ -20,17 +20,20 @@ from ..core.memories import Version
 from ..core.tree import Tree
 from ..core.wire import decode, encode
 from ..engines.sequential import Sequential
-from .messages import Payload, from_records, leaves_of, to_records, tree_of
+from .messages import Forged, Payload, from_records, leaves_of, to_records, tree_digest, tree_of, with_notes
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
     from flwr.serverapp import Grid
 
+    from .identity import Coordinator, Question
+
 _PAUSE = 0.1  # seconds between two looks for replies; Flower's own send_and_receive waits for three
 _REMEMBERED = 1000  # answers that are overdue
 _SHOWN = 300  # characters of what a node says
 _HELLO = 120.0  # seconds that a node may take to say who it is
-_AGAIN = 5.0  # seconds until a node whose owner has not approved the run is asked again
+_AGAIN = 5.0  # seconds until a node that does not take part yet is asked again
+_FORGED = 3  # times that a node is asked anew, where somebody else has answered in its name
 
 
 class _Pulled(NamedTuple):
@@ -41,8 +44,19 @@ class _Pulled(NamedTuple):
     damage: str = ""
 
 
+class _Sent(NamedTuple):
+    """A question on its way: to which node, and what its answer must be signed for."""
+
+    node: int
+    asked: Question | None
+
+
 class Nodes:
-    """Which of Flower's nodes is which client, and the payloads to them and back."""
+    """Which of Flower's nodes is which client, and the payloads to them and back.
+
+    With a coordinator a node is the client that its key was admitted as: others are not even greeted, and an answer
+    that its key has not signed does not count. Without one, as in Flower's simulations, nodes say who they are.
+    """
 
     def __init__(
         self,
@@ -51,16 +65,18 @@ class Nodes:
         population: int,
         say: Callable[[str], None],
         largest: float = math.inf,
+        coordinator: Coordinator | None = None,
     ):
         """`largest`: bytes of an answer."""
         self.grid, self.contract, self.population, self.say = grid, contract, population, say
-        self.largest = largest
+        self.largest, self.coordinator = largest, coordinator
         self.own_data = False  # whether nodes bring their own data, or take their part of the experiment's
         self.own_noise: set[int] = set()  # clients whose noise does not come from the run's seed, as they say
         self._known: dict[int, int] = {}  # client -> node
-        self._strangers: set[int] = set()  # nodes that do not take part
-        self._refusals: list[str] = []
-        self._waiting: dict[int, float] = {}  # node whose owner has not approved the run yet -> when to ask again
+        self._admitted: dict[int, int] = {}  # node -> client, by its key
+        self._refusals: dict[int, str] = {}  # node -> why it does not take part, as it said last
+        self._later: dict[int, float] = {}  # node that does not take part yet -> when to ask again
+        self._said: set[str] = set()
         self._late: dict[str, int] = {}  # message -> node that has not answered it in time
 
     def gather(self, wait: float) -> None:
@@ -68,7 +84,7 @@ class Nodes:
         end = time.monotonic() + wait
         while missing := sorted(set(range(self.population)) - self.online().keys()):
             if self._refusals:
-                raise BadInput(f"a node refuses this run: {self._refusals[0]}")
+                raise BadInput(f"a node refuses this run: {next(iter(self._refusals.values()))}")
             if time.monotonic() > end:
                 listed = ", ".join(map(str, missing))
                 raise RunFailed(f"after {wait:g} seconds there is still no node for clients {listed}")
@@ -76,56 +92,99 @@ class Nodes:
 
     def online(self) -> dict[int, int]:
         """client -> node of all that can be reached now; new ones are asked who they are."""
-        there = set(self.grid.get_node_ids())
+        there = self._there()
         self._known = {client: node for client, node in self._known.items() if node in there}
-        later = {node for node, when in self._waiting.items() if time.monotonic() < when}
-        new = sorted(there - set(self._known.values()) - self._strangers - later)
+        later = {node for node, when in self._later.items() if time.monotonic() < when}
+        new = sorted(there - set(self._known.values()) - later)
+        self._later |= dict.fromkeys(new, time.monotonic() + _AGAIN)  # whoever does not take part may try again
         hello = Payload({"ask": "hello", "contract": self.contract}, {})
         for node, answer in self.ask(dict.fromkeys(new, hello), "query", _HELLO):
-            if "waiting" in answer.notes:
-                if node not in self._waiting:
-                    self.say("a node waits for its owner, who reads every new contract: fedlens deploy approve")
-                self._waiting[node] = time.monotonic() + _AGAIN
-                continue
-            said = answer.notes.get("client")
-            client = said if isinstance(said, int) and 0 <= said < self.population else None
-            if client is not None and client not in self._known:
-                self._known[client] = node
-                self.own_data |= bool(answer.notes.get("own_data"))
-                if answer.notes.get("own_noise"):
-                    self.own_noise.add(client)
-                else:
-                    self.own_noise.discard(client)
-                continue
-            self._strangers.add(node)
-            if client is not None:
-                self.say(f"two nodes say that they are client {client}; the one that came first counts")
-            else:
-                self._refusals.append(_complaint(answer))
-                self.say(f"a node does not take part: {_complaint(answer)}")
+            self._later[node] = time.monotonic() + _AGAIN
+            self._greeted(node, answer)
         return self._known
+
+    def _there(self) -> set[int]:
+        """Nodes that Flower calls online; with a coordinator those whose keys were admitted, and no others."""
+        if self.coordinator is None:
+            return set(self.grid.get_node_ids())
+        clients, found = self.coordinator.clients(), {}
+        for node in self.grid.get_nodes():  # pyright: ignore[reportAttributeAccessIssue]  of real SuperLinks alone
+            client = clients.get(node.public_key)
+            if client is not None and client < self.population:
+                found[node.node_id] = client
+            else:
+                self._once(
+                    f"a node whose key nobody has admitted is there, as node {node.node_id}; nothing is sent to it"
+                )
+        self._admitted = found
+        return set(found)
+
+    def _greeted(self, node: int, answer: Payload) -> None:
+        """One that answers as its key's client and agrees takes part; all others are told of, and asked again later."""
+        if "waiting" in answer.notes:
+            self._once("a node waits for its owner, who reads every new contract: fedlens deploy approve", node)
+            return
+        said = answer.notes.get("client")
+        client = said if isinstance(said, int) and 0 <= said < self.population else None
+        if client is None:
+            self._refusals[node] = _complaint(answer)
+            self._once(f"a node does not take part: {_complaint(answer)}", node)
+        elif client != self._admitted.get(node, client):
+            self._once(f"a node says that it is client {client}, and its key is that of client {self._admitted[node]}")
+        elif client in self._known:
+            self._once(f"two nodes say that they are client {client}; the one that came first counts")
+        else:
+            self._known[client] = node
+            self._refusals.pop(node, None)
+            self.own_data |= bool(answer.notes.get("own_data"))
+            (self.own_noise.add if answer.notes.get("own_noise") else self.own_noise.discard)(client)
+
+    def _once(self, text: str, node: int | None = None) -> None:
+        """Say it, but not with every try."""
+        if (said := f"{node} {text}") not in self._said:
+            self._said.add(said)
+            self.say(text)
 
     def ask(self, payloads: Mapping[int, Payload], kind: str, patience: float) -> Iterator[tuple[int, Payload]]:
         """(node, answer), as they come; those who do not answer in time are left out, and said."""
-        from flwr.app import Message
-
-        content = {id(payload): to_records(payload) for payload in payloads.values()}  # written once for all nodes
-        messages = [Message(content[id(payload)], node, kind, ttl=patience) for node, payload in payloads.items()]
-        ids = self.grid.push_messages(messages) if messages else []
-        waiting, end = dict(zip(ids, payloads, strict=True)), time.monotonic() + patience
+        waiting, again = self._sent(payloads, kind, patience), dict.fromkeys(payloads, _FORGED)
+        end = time.monotonic() + patience
         while waiting and time.monotonic() < end:
-            for message, node in list(waiting.items()):
+            for message, sent in list(waiting.items()):
                 if (reply := self._pulled(message)) is None:
                     continue
                 del waiting[message]
                 if reply.lost:
-                    self.say(f"node {node} is lost: {_line(reply.lost)}")
-                else:
-                    yield node, self._opened(reply)
+                    self.say(f"node {sent.node} is lost: {_line(reply.lost)}")
+                    continue
+                try:
+                    yield sent.node, self._opened(reply, sent)
+                except Forged as error:  # somebody else's: the node itself is asked anew, under another nonce
+                    self.say(f"{error}; it does not count")
+                    again[sent.node] -= 1
+                    if again[sent.node] >= 0 and (left := end - time.monotonic()) > 0:
+                        waiting |= self._sent({sent.node: payloads[sent.node]}, kind, left)
             time.sleep(_PAUSE if waiting else 0)
-        for message, node in waiting.items():
-            self.say(f"node {node} has not answered within {patience:.3g} seconds")
-            self._late[message] = node
+        for message, sent in waiting.items():
+            self.say(f"node {sent.node} has not answered within {patience:.3g} seconds")
+            self._late[message] = sent.node
+
+    def _sent(self, payloads: Mapping[int, Payload], kind: str, patience: float) -> dict[str, _Sent]:
+        """message -> whom it went to. Trees are written and hashed once for all; notes are each node's own."""
+        from flwr.app import Message
+
+        content = {id(payload): to_records(payload) for payload in payloads.values()}
+        digests = {id(tree): tree_digest(tree) for p in payloads.values() for tree in p.trees.values()}
+        messages, sent = [], []
+        for node, payload in payloads.items():
+            records, asked = content[id(payload)], None
+            if self.coordinator is not None:
+                trees = {name: digests[id(tree)] for name, tree in payload.trees.items()}
+                notes, asked = self.coordinator.signed(payload.notes, trees, self._admitted[node], patience)
+                records = with_notes(records, notes)
+            messages.append(Message(records, node, kind, ttl=patience))
+            sent.append(_Sent(node, asked))
+        return dict(zip(self.grid.push_messages(messages), sent, strict=True)) if messages else {}
 
     def _pulled(self, message: str) -> _Pulled | None:
         """What came of one message; None: nothing yet.
@@ -146,12 +205,15 @@ class Nodes:
         except Exception as error:
             return _Pulled(damage=f"Flower cannot read it ({type(error).__name__})")
 
-    def _opened(self, reply: _Pulled) -> Payload:
-        """Whatever a broken or hostile node may have sent is a payload that says so."""
+    def _opened(self, reply: _Pulled, sent: _Sent) -> Payload:
+        """Whatever a broken or hostile node has sent is a payload that says so; an answer of another's is Forged."""
         try:
             if reply.content is None:
                 raise RunFailed(reply.damage)
-            return from_records(reply.content, self.largest)
+            answer = from_records(reply.content, self.largest)
+            return answer if sent.asked is None else self.coordinator.opened(answer, sent.asked)  # pyright: ignore
+        except Forged:
+            raise
         except RunFailed as error:
             return Payload({"damaged": f"it has sent what is no answer: {error}"}, {})
 
@@ -182,10 +244,15 @@ class Flower:
         holders: Mapping[str, set[int]],
         patience: float,
         deadline: float | None = None,
+        first: Tree | None = None,
     ):
-        """`local` looks at the server's test set; `holders` is the ledger's book of who has which common payload."""
+        """`local` looks at the server's test set; `holders` is the ledger's book of who has which common payload.
+
+        `first`: weights that the network begins with and nodes cannot make themselves.
+        """
         self.nodes, self.local, self.order, self.population = nodes, local, order, nodes.population
         self.journal, self.holders, self.patience, self.deadline = journal, holders, patience, deadline
+        self.first, self._began = first, set[int]()  # clients that have those, as far as this process knows
         journal.mkdir(parents=True, exist_ok=True)
 
     def run(self, job: Job, cohort: Sequence[int]) -> list[Reply]:
@@ -200,8 +267,11 @@ class Flower:
             self.nodes.say(f"round {round} goes on without clients {', '.join(map(str, lost))}: no node is there")
         work = {"ask": "work", "contract": self.nodes.contract, "order": order}
         bare = Payload(work, {"download": leaves_of(job.download)})
-        whole = Payload(work, {**bare.trees, "shared": leaves_of(job.shared)}) if job.shared else bare
-        knows = self.holders.get(order["shared"], set())
+        common = {"shared": job.shared, "initial": self.first}
+        common = {name: leaves_of(tree) for name, tree in common.items() if tree}
+        whole = Payload(work, {**bare.trees, **common}) if common else bare
+        knows = self.holders.get(order["shared"], set()) if job.shared else set(waiting)
+        knows = knows & self._began if self.first is not None else knows
         payloads = {client: bare if client in knows else whole for client in waiting if client in online}
         damaged: dict[int, str] = {}
         while payloads and (left := self._left(began)) > 0:
@@ -220,6 +290,7 @@ class Flower:
                 if upload is None:
                     self.nodes.say(f"round {round} goes on without client {client}: {_complaint(answer)}")
                 else:
+                    self._began.add(client)
                     write_atomic(self._place(asked, client), sealed(encode(upload)))
                     answered[client] = upload
             payloads = again
@@ -240,8 +311,8 @@ class Flower:
         """Seconds to wait for replies; a deadline is of the whole round."""
         return self.patience if self.deadline is None else self.deadline - (time.monotonic() - began)
 
-    def measure(self, weights: Tree) -> list[Tree]:
-        return self.local.measure(weights)
+    def measure(self, weights: Tree, detailed: bool = False) -> list[Tree]:
+        return self.local.measure(weights, detailed)
 
     def save(self, round: int) -> dict[Version, Seal]:
         """Nodes save their memories themselves; what a checkpoint holds need not be in the journal any more."""

@@ -1,8 +1,9 @@
 """A federation's folder: what `fedlens deploy` writes into it, the command lines it prints, and a trial on one machine.
 
-DIR/authority/  ca.key, ca.crt        stays with whoever runs the federation
-DIR/server/     the Flower app, certificate, the nodes' public keys, the run
-DIR/nodes/N/    all that node N needs, to be copied to its machine: node.yaml, its key, its certificate, ca.crt
+DIR/authority/        ca.key, ca.crt: stays with whoever runs the federation
+DIR/server/           the Flower app, certificate, the coordinator's key, the nodes' public keys, the run
+DIR/invitation.json   what a node needs to join; nothing of it is secret
+DIR/nodes/N/          nodes of a trial on this machine; others lie with their owners (membership.py)
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,7 @@ ENVIRONMENT = {
 }
 _MISSED = 90.0  # seconds; Flower takes a node that was killed for alive until two heartbeats, a minute, are missing
 _INNER = 1000  # from the door's port to that of Flower on loopback; below it where ports end
+SERVER = "FEDLENS_SERVER"  # the variable that tells the ServerApp where its key and the nodes' lie
 _CONNECTION = "fedlens"  # what the SuperLink is called in Flower's config.toml
 
 
@@ -71,32 +74,32 @@ def require_flower() -> None:
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------------
-def init(folder: Path, words: Sequence[str], host: str, port: int, listen: str = "") -> Path:
-    """The folder of a new federation; its certificates come next."""
+def init(folder: Path, words: Sequence[str], host: str, port: int, listen: str = "") -> tuple[list[str], list[str]]:
+    """The folder of a new federation; (settings that were added, what was not added and why)."""
     from .. import config
     from .contract import check_deployable
+    from .defaults import added
 
     if taken := next((name for name in ("server", "nodes") if (folder / name).exists()), ""):
         raise BadInput(f"{folder} already holds a federation ({taken}); choose another folder")
     out = [] if any(word.startswith("out=") for word in words) else [f"out={(folder / 'server' / 'run').resolve()}"]
-    settings = [*words, *out]
-    experiment = config.read(None, settings)
-    check_deployable(experiment)
+    check_deployable(config.read(None, [*words, *out]))
+    more, said = added(words)
+    settings = [*words, *more, *out]
     made = next(place for place in (folder, *folder.absolute().parents) if place.exists() or place.parent.exists())
     is_new = not made.exists()
     try:
         inner = port + _INNER if port + _INNER < 1 << 16 else port - _INNER
         where = {"host": host, "port": port, "listen": listen or host, "inner": inner}
-        return _written(folder, settings, experiment, where)
+        _written(folder, settings, where)
+        return more, said
     except OSError as error:
         for place in [made] if is_new else [folder / "server", folder / "nodes"]:
             shutil.rmtree(place, ignore_errors=True)
         raise BadInput(f"{folder} cannot hold a federation ({error.strerror})") from None
 
 
-def _written(folder: Path, settings: Sequence[str], experiment: Any, where: dict[str, Any]) -> Path:
-    from .. import config
-
+def _written(folder: Path, settings: Sequence[str], where: dict[str, Any]) -> None:
     app = folder / "server" / "app"
     (app / "federation").mkdir(parents=True)
     (app / "pyproject.toml").write_text(
@@ -108,41 +111,26 @@ def _written(folder: Path, settings: Sequence[str], experiment: Any, where: dict
         (app / "federation" / f"{side}.py").write_text(
             f"from fedlens.flower import {side}\n\napp = {side}.app\n", "utf-8"
         )
-    link = json.dumps(where) + "\n"
-    (folder / "server" / "link.json").write_text(link, "utf-8")
-    for client in range(experiment.clients):
-        place = folder / "nodes" / str(client)
-        place.mkdir(parents=True)
-        (place / "link.json").write_text(link, "utf-8")
-        trial = json.dumps(config.to_dict(experiment.data))
-        text = _template("node.yaml").format(client=client, storage="storage", simulation=trial)
-        (place / "node.yaml").write_text(text, "utf-8")
-    return app
+    (folder / "server" / "link.json").write_text(json.dumps(where) + "\n", "utf-8")
+
+
+def experiment_of(folder: Path) -> Any:
+    """What a federation runs, with all that `init` has added."""
+    from .. import config
+
+    return config.read(None, words_of(folder))
+
+
+def words_of(folder: Path) -> list[str]:
+    """The settings of a federation, as they would be typed."""
+    import tomllib
+
+    text = (folder / "server" / "app" / "pyproject.toml").read_text("utf-8")
+    return shlex.split(tomllib.loads(text)["tool"]["flwr"]["app"]["config"]["settings"])
 
 
 def _template(name: str) -> str:
     return (resources.files("fedlens.flower") / "assets" / name).read_text("utf-8")
-
-
-def certify(folder: Path) -> list[Path]:
-    """Certificates for the server and every node, and the nodes' keys; those that are there stay."""
-    from .certificates import Authority, node_key
-
-    link = Link.of(folder / "server")
-    authority, made = Authority(folder / "authority"), []
-    here = ("localhost", "127.0.0.1")
-    for place, hosts in ((folder / "server", (link.host, *here)), *((p, here) for p in node_folders(folder))):
-        shutil.copy(authority.certificate_file, place / "ca.crt")
-        if not (place / "tls.crt").exists():
-            authority.issue(place / "tls.crt", place / "tls.key", list(dict.fromkeys(hosts)))
-            made.append(place / "tls.crt")
-    keys = folder / "server" / "keys"
-    keys.mkdir(exist_ok=True)
-    for place in node_folders(folder):
-        if not (place / "key").exists():
-            node_key(place / "key", keys / f"{place.name}.pub")
-            made.append(place / "key")
-    return made
 
 
 def node_folders(folder: Path) -> list[Path]:
@@ -154,12 +142,12 @@ def server_environment(folder: Path) -> dict[str, str]:
     """Flower's own folder lies in ours, and knows the SuperLink."""
     home, link = (folder / "server" / "flower").resolve(), Link.of(folder / "server")
     _require(folder / "server", "tls.crt")
-    home.mkdir(exist_ok=True)
+    home.mkdir(exist_ok=True, mode=0o700)
     ca = json.dumps(str((folder / "server" / "ca.crt").resolve()))
     address = json.dumps(link.inside)
     text = f'[superlink]\ndefault = "{_CONNECTION}"\n\n[superlink.{_CONNECTION}]\n'
     (home / "config.toml").write_text(f"{text}address = {address}\nroot-certificates = {ca}\n", "utf-8")
-    return {**ENVIRONMENT, "FLWR_HOME": str(home)}
+    return {**ENVIRONMENT, "FLWR_HOME": str(home), SERVER: str((folder / "server").resolve())}
 
 
 def superlink(folder: Path, *, in_memory: bool = False) -> list[str]:
@@ -177,8 +165,11 @@ def superlink(folder: Path, *, in_memory: bool = False) -> list[str]:
 
 
 def registrations(folder: Path) -> list[list[str]]:
-    keys = sorted((folder / "server" / "keys").glob("*.pub"))
-    return [["flwr", "supernode", "register", str(key.resolve()), _CONNECTION] for key in keys]
+    return [registration(key) for key in sorted((folder / "server" / "keys").glob("*.pub"))]
+
+
+def registration(key: Path) -> list[str]:
+    return ["flwr", "supernode", "register", str(key.resolve()), _CONNECTION]
 
 
 def submission(folder: Path) -> list[str]:
@@ -191,17 +182,15 @@ def listing() -> list[str]:
 
 def supernode(place: Path) -> list[str]:
     """It has the network and starts nothing: the guard beside it has the data, and answers."""
-    from .certificates import executor_secret
-    from .guard import SECRET
+    from .guard import LOCAL, SECRET
 
     place, link = place.resolve(), Link.of(place)
-    _require(place, "tls.crt")
-    executor_secret(place / SECRET)
+    _require(place, "coordinator.pub", "join")
     return [
         "flower-supernode",
         *("--superlink", link.address, "--root-certificates", str(place / "ca.crt")),
         *("--auth-supernode-private-key", str(place / "key")),
-        *_tls(place),
+        *_tls(place / LOCAL),
         *("--isolation", "process", "--superexec-auth-secret-file", str(place / SECRET)),
         *("--host", "127.0.0.1", "--port", str(runtime_port(place, link))),
     ]
@@ -226,9 +215,9 @@ def _tls(place: Path) -> list[str]:
     return [word for option, name in files.items() for word in (option, str(place / name))]
 
 
-def _require(place: Path, name: str) -> None:
+def _require(place: Path, name: str, command: str = "certs") -> None:
     if not (place / name).exists():
-        raise BadInput(f"{place} has no {name}: `fedlens deploy certs` makes it")
+        raise BadInput(f"{place} has no {name}: `fedlens deploy {command}` makes it")
 
 
 # ---- starting and stopping -------------------------------------------------------------------------------------------
@@ -236,10 +225,19 @@ def start_server(folder: Path, *, in_memory: bool = False) -> None:
     """The SuperLink in the background, with every node's key registered."""
     environment = server_environment(folder)
     command = superlink(folder, in_memory=in_memory)
-    started = start(folder / "server", "superlink", command, environment)
+    start(folder / "server", "superlink", command, environment)
+    for key in sorted((folder / "server" / "keys").glob("*.pub")):
+        register(folder, key)
+
+
+def register(folder: Path, key: Path) -> bool:
+    """Tell the SuperLink of an admitted key; False: it does not run, and learns of it when it starts."""
+    if running(folder / "server", "superlink") is None:
+        return False
+    alive = partial(running, folder / "server", "superlink")
     log = folder / "server" / "superlink.log"
-    for line in registrations(folder):
-        _insist(line, environment, lambda: is_running(started, "fedlens.flower.door"), log)
+    _insist(registration(key), server_environment(folder), lambda: alive() is not None, log)
+    return True
 
 
 def _insist(line: list[str], environment: dict[str, str], is_alive: Callable[[], bool], log: Path) -> None:
@@ -265,11 +263,13 @@ def start_node(place: Path) -> None:
     while True:
         before = log.stat().st_size if log.exists() else 0
         start(place, "supernode", command, environment)
-        if not was_killed or _is_taken(place, log, before):
+        if _is_taken(place, log, before):
             break
-        if time.monotonic() > until or b"Failed to activate" not in log.read_bytes()[before:]:
+        refused = b"Failed to activate" in log.read_bytes()[before:]
+        if time.monotonic() > until or not was_killed or not refused:
             stop(place)
-            raise RunFailed(f"the SuperLink does not take this node again; {log} says why")
+            asked = f": has its operator admitted {place}/node.pub?" if refused else ", as its SuperNode has ended;"
+            raise RunFailed(f"the server does not let this node in{asked} {log} says more")
         time.sleep(2)
     if running(place, "guard") is None:
         start(place, "guard", guard(place), environment)
@@ -290,7 +290,7 @@ def start(place: Path, name: str, command: Sequence[str], environment: dict[str,
     """In the background; its output goes to NAME.log, its number to NAME.pid."""
     if (pid := running(place, name)) is not None:
         raise BadInput(f"{place / name} runs already, as process {pid}; `fedlens deploy stop` ends it")
-    with open(place / f"{name}.log", "a", encoding="utf-8") as log:
+    with os.fdopen(os.open(place / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a") as log:
         process = subprocess.Popen(
             command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment_of(environment), cwd=place,
             start_new_session=True,
@@ -366,7 +366,7 @@ def status(folder: Path) -> dict[str, Any]:
         for name in (("superlink",) if place.name == "server" else ("supernode", "guard"))
     ]
     runs = flower_runs(server_environment(folder))
-    out = _out(folder)
+    out = Path(experiment_of(folder).execution.out)
     ours: dict[str, Any] = {"run": str(out), "rounds": 0}
     if (out / "config.yaml").exists():
         run = RunFolder.open(out)
@@ -384,13 +384,3 @@ def flower_runs(environment: dict[str, str]) -> list[dict[str, Any]]:
         return json.loads(listed.stdout)["runs"]
     except (ValueError, KeyError):
         return []
-
-
-def _out(folder: Path) -> Path:
-    import tomllib
-
-    from .. import config
-
-    text = (folder / "server" / "app" / "pyproject.toml").read_text("utf-8")
-    settings = tomllib.loads(text)["tool"]["flwr"]["app"]["config"]["settings"]
-    return Path(config.read(None, shlex.split(settings)).execution.out)

@@ -29,6 +29,14 @@ class Spent:
     what: str
 
 
+class DamagedLedger(BadInput):
+    """What the server is told, and what the owner's log has besides: where the ledger lies is the owner's matter."""
+
+    def __init__(self, path: Path, what: str):
+        super().__init__(f"the ledger of its data {what}; nothing leaves")
+        self.detail = f"it is {path}"
+
+
 class ReleaseLedger:
     """The account of one data set. Whoever cannot read it whole refuses: a lost line would be spent twice.
 
@@ -67,7 +75,9 @@ class ReleaseLedger:
     def sent(self, order: str) -> None:
         """An answer is about to leave: whoever asks again and does not get these very bytes pays again."""
         with self._locked() as lines:
-            self._append({"kind": "sent", "order": order, "noise": None, "what": ""}, lines)
+            last = next((line["kind"] for line in reversed(lines) if line["order"] == order), "")
+            if last != "sent":  # as where the same bytes leave again
+                self._append({"kind": "sent", "order": order, "noise": None, "what": ""}, lines)
 
     def lines(self) -> list[dict[str, Any]]:
         with self._locked() as found:
@@ -97,9 +107,9 @@ class ReleaseLedger:
             count, last = json.loads(self.anchor.read_text()) if self.anchor.exists() else (0, _FIRST)
             whole = len(lines) >= count and (lines[count - 1]["hash"] if count else _FIRST) == last
         except (ValueError, KeyError, TypeError, OSError):
-            raise BadInput(f"the ledger {self.path.name} of its data cannot be read; nothing leaves") from None
+            raise DamagedLedger(self.path, "cannot be read") from None
         if not whole:
-            raise BadInput(f"the ledger {self.path.name} of its data is shorter than it was; nothing leaves")
+            raise DamagedLedger(self.path, "is shorter than it was")
         return lines
 
     def _append(self, line: dict[str, Any], before: list[dict[str, Any]]) -> None:

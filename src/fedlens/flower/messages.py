@@ -7,6 +7,7 @@ Nothing here needs torch: the process that Flower starts for every task passes p
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,6 +27,14 @@ _TYPES = frozenset(["float64", "float32", "float16", "bfloat16", "int64", "int32
 
 # Far beyond any model, and small enough for every recursion over a tree.
 _LEAVES, _DEEP, _LONG = 100_000, 16, 500  # leaves of a payload; names in a path; characters in one
+
+
+class Forged(RunFailed):
+    """An answer that is not signed by the key of the client in whose name it came."""
+
+
+class DamagedMessage(RunFailed):
+    """What another party sent is none of ours; a sentence that says why, and nothing of what the reader holds."""
 
 
 class Leaf(NamedTuple):
@@ -64,37 +73,43 @@ def tree_of(leaves: Leaves) -> Tree:
             continue
         kind = getattr(torch, dtype) if dtype in _TYPES else None
         if kind is None or min(shape, default=0) < 0 or math.prod(shape) * kind.itemsize != len(data):
-            raise RunFailed(f"a message is damaged: {path} has {len(data)} bytes for {list(shape)} of {dtype}")
+            raise DamagedMessage(f"a message is damaged: {path} has {len(data)} bytes for {list(shape)} of {dtype}")
         try:
             found[path] = tensor(data, kind, shape)
         except (RuntimeError, TypeError):  # nothing, by far too wide
-            raise RunFailed(f"a message is damaged: {path} has an impossible shape") from None
+            raise DamagedMessage(f"a message is damaged: {path} has an impossible shape") from None
     try:
         return nested(found)
     except (KeyError, AttributeError, TypeError):
-        raise RunFailed("a message is damaged: its names do not make a tree") from None
+        raise DamagedMessage("a message is damaged: its names do not make a tree") from None
 
 
 # ---- Flower's records ------------------------------------------------------------------------------------------------
 def to_records(payload: Payload) -> RecordDict:
     """An ArrayRecord for each tree: an Array for each large leaf, under its name, and one for all small ones."""
-    from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+    from flwr.app import Array, ArrayRecord, RecordDict
 
     def record(leaves: Leaves) -> ArrayRecord:
         arrays = {p: Array(leaf.dtype, leaf.shape, _RAW, leaf.data) for p, leaf in leaves.items() if is_large(leaf)}
         small = to_bytes(Payload({}, {"": {path: leaf for path, leaf in leaves.items() if not is_large(leaf)}}))
         return ArrayRecord({**arrays, "small leaves": Array("uint8", (len(small),), _PACKED, small)})
 
-    content = RecordDict({"notes": ConfigRecord({"json": json.dumps(payload.notes)})})
-    content.update({f"tree/{name}": record(leaves) for name, leaves in payload.trees.items()})
-    return content
+    trees = {f"tree/{name}": record(leaves) for name, leaves in payload.trees.items()}
+    return with_notes(RecordDict({**trees}), payload.notes)
+
+
+def with_notes(content: RecordDict, notes: dict[str, Any]) -> RecordDict:
+    """The same trees under other notes; nothing is copied."""
+    from flwr.app import ConfigRecord, RecordDict
+
+    return RecordDict({**content, "notes": ConfigRecord({"json": json.dumps(notes)})})
 
 
 def from_records(content: RecordDict, most: float = math.inf) -> Payload:
-    """Refuses with RunFailed what is no payload, or has more than so many bytes: before anything is built of it."""
+    """Refuses what is no payload, or has more than so many bytes, before anything is built of it."""
     records = content.array_records
     if (size := sum(len(array.data) for record in records.values() for array in record.values())) > most:
-        raise RunFailed(f"a message is too large: it has {size} bytes, and {most:.0f} are allowed")
+        raise DamagedMessage(f"a message is too large: it has {size} bytes, and {most:.0f} are allowed")
 
     def leaves(record: ArrayRecord) -> Leaves:
         found = {path: Leaf(a.dtype, tuple(a.shape), a.data) for path, a in record.items() if a.stype == _RAW}
@@ -104,21 +119,30 @@ def from_records(content: RecordDict, most: float = math.inf) -> Payload:
         notes = json.loads(str(content.config_records["notes"]["json"]))
         found = {name.removeprefix("tree/"): leaves(record) for name, record in records.items()}
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise RunFailed(f"a message is damaged: it is no payload ({type(error).__name__})") from None
+        raise DamagedMessage(f"a message is damaged: it is no payload ({type(error).__name__})") from None
     if not isinstance(notes, dict):
-        raise RunFailed("a message is damaged: its notes are none")
+        raise DamagedMessage("a message is damaged: its notes are none")
     return Payload(notes, found)
 
 
 def _plausible(leaves: Leaves) -> Leaves:
     if len(leaves) > _LEAVES:
-        raise RunFailed(f"a message is damaged: it has {len(leaves)} leaves")
+        raise DamagedMessage(f"a message is damaged: it has {len(leaves)} leaves")
     for path, (dtype, shape, _) in leaves.items():
         if len(path) > _LONG or path.count("/") >= _DEEP or not all(path.split("/")):
-            raise RunFailed(f"a message is damaged: {path[:40]!r} is no name of a leaf")
+            raise DamagedMessage(f"a message is damaged: {path[:40]!r} is no name of a leaf")
         if not isinstance(dtype, str) or len(shape) > _DEEP or not all(type(side) is int for side in shape):
-            raise RunFailed(f"a message is damaged: {path} has no shape or type")
+            raise DamagedMessage(f"a message is damaged: {path} has no shape or type")
     return leaves
+
+
+def tree_digest(leaves: Leaves) -> bytes:
+    """What a tree says, in 32 bytes, whatever the order of its leaves."""
+    found = hashlib.sha256()
+    for path, (dtype, shape, data) in sorted(leaves.items()):
+        found.update(json.dumps([path, dtype, list(shape), len(data)]).encode())
+        found.update(data)
+    return found.digest()
 
 
 def is_large(leaf: Leaf) -> bool:
@@ -137,7 +161,7 @@ def to_bytes(payload: Payload) -> bytes:
 
 
 def from_bytes(data: bytes) -> Payload:
-    """Refuses with RunFailed what `to_bytes` cannot have written."""
+    """Refuses with DamagedMessage what `to_bytes` cannot have written."""
     start = 8 + int.from_bytes(data[:8], "little")
     try:
         notes, layout = json.loads(data[8:start])
@@ -151,5 +175,5 @@ def from_bytes(data: bytes) -> Payload:
                 start += size
             _plausible(trees[name])
     except (ValueError, TypeError, AttributeError, RecursionError):
-        raise RunFailed("a message is damaged: its values are not where it says") from None
+        raise DamagedMessage("a message is damaged: its values are not where it says") from None
     return Payload(notes, trees)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 import yaml
 
 from .. import config
@@ -21,7 +20,8 @@ from ..core.fields import Number, Open, Positive
 from ..core.rng import key
 from ..core.tree import Tree
 from ..core.yaml_dialect import read_yaml
-from ..data import PARTITIONS, DataSource, Images
+from ..data import DataSource, Images
+from ..data.classes import OtherClasses, declared
 from ..experiment import Experiment
 from ..privacy.client_level import ClientPrivacy
 from ..simulate.describe import describe
@@ -90,16 +90,24 @@ def check_privacy(experiment: Experiment, client: int, budget: ReleaseLedger) ->
         raise BadInput("its owner asks for privacy, and this method has rounds whose answers have no noise")
     if experiment.evaluate.personal != "none":
         raise BadInput("its owner asks for privacy, and accuracies have no noise: set evaluate.personal=none")
+    if experiment.evaluate.validation:
+        raise BadInput("its owner asks for privacy, and validation has no noise: set evaluate.validation=0")
     if experiment.weighting != "uniform":
         raise BadInput("its owner asks for privacy, and the number of its images has no noise: set weighting=uniform")
-    cohorts = (stage.cohort(experiment.clients, key(experiment.seed, "cohort", n)) for n, stage in enumerate(stages))
-    times = sum(client in cohort for cohort in cohorts)
+    times = rounds_of(experiment, client)
     spent, after = budget.spent(), budget.spent(dp.multiplier / 2, times)
     if after > budget.epsilon:
         raise BadInput(
             f"the budget of its data is epsilon {budget.epsilon:g} at delta {budget.delta:g}, of which "
             f"{max(0.0, budget.epsilon - spent):.4g} is left, and with this run {after:.4g} would be spent"
         )
+
+
+def rounds_of(experiment: Experiment, client: int) -> int:
+    """In how many rounds a client takes part."""
+    stages = [stage for stage, _, _ in experiment.timetable()]
+    cohorts = (stage.cohort(experiment.clients, key(experiment.seed, "cohort", n)) for n, stage in enumerate(stages))
+    return sum(client in cohort for cohort in cohorts)
 
 
 def private(uplink: Sequence[Any]) -> ClientPrivacy | None:
@@ -214,7 +222,7 @@ class Node:
         if list(images.x.shape[1:]) != asked["shape"]:
             here, there = (" x ".join(map(str, shape)) for shape in (images.x.shape[1:], asked["shape"]))
             raise NodeRefused("its images have another shape", f"images here are {here}, and the run is about {there}")
-        images = declared(images, tuple(asked["classes"]), self.extra_classes == "drop")
+        images = as_declared(images, tuple(asked["classes"]), self.extra_classes == "drop")
         return replace(images, mean=tuple(asked["mean"]), std=tuple(asked["std"]))
 
     def federation(self, experiment: Experiment, images: Images) -> Federation:
@@ -223,26 +231,27 @@ class Node:
             raise BadInput(f"it is client {self.client}, but the run has clients={experiment.clients}")
         if self.data is None:
             return experiment.federation(images)[0]
-        alone, _ = replace(experiment, partition=PARTITIONS["iid"](), clients=1).federation(images)
-        return replace(alone, train={self.client: alone.train[0]}, test={self.client: alone.test[0]})
+        try:
+            alone, _ = experiment.undivided().federation(images)
+        except BadInput as error:  # may name the owner's classes, groups or files
+            raise NodeRefused("its data do not suit this run", str(error)) from None
+        mine = {
+            name: {self.client: part[0]} for name in ("train", "test", "validation") if (part := getattr(alone, name))
+        }
+        return replace(alone, **mine)
 
 
-def declared(images: Images, classes: tuple[str, ...], drop: bool = False) -> Images:
-    """With labels as the run numbers its classes. A site may lack some; one that has others is refused, or drops them.
+def as_declared(images: Images, classes: tuple[str, ...], drop: bool = False) -> Images:
+    """With labels as the run numbers its classes. A site may lack some; one that has others refuses, or drops them.
 
     The server hears that classes differ and no more: their names stay in the owner's log.
     """
-    if images.classes == classes:
-        return images
-    others = [name for name in images.classes if name not in classes]
-    if others and not drop:
-        raise NodeRefused(
-            "its classes differ from those that the run declares",
-            f"the run does not declare {', '.join(others)}; `extra_classes: drop` leaves such images out",
-        )
-    place = torch.tensor([classes.index(name) if name in classes else -1 for name in images.classes])
-    y = place[images.y]
-    train, test = (part[y[part] >= 0] for part in (images.train, images.test))
-    if not len(train):
-        raise NodeRefused("none of its images is of a class that the run declares", "all its images would be left out")
-    return replace(images, y=y.clamp(min=0), train=train, test=test, classes=classes)
+    told = "its classes differ from those that the run declares"
+    try:
+        return declared(images, classes, drop)
+    except OtherClasses as error:
+        names = ", ".join(error.names)
+        detail = f"the run does not declare {names}; `extra_classes: drop` leaves such images out"
+        raise NodeRefused(told, detail) from None
+    except BadInput:
+        raise NodeRefused(told, "none of the images here is of a class that the run declares") from None

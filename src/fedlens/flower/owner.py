@@ -1,5 +1,7 @@
 """What an owner reads at the node: what it would run and release, contracts that wait, and what is left of a budget."""
 
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import json
@@ -9,9 +11,11 @@ from typing import Any
 
 from .. import config
 from ..core.errors import BadInput
+from ..core.evaluate import personal_evaluations
+from ..experiment import Experiment
 from ..simulate.describe import describe, traffic
 from .contract import experiment_of
-from .node import Node, named, private
+from .node import Node, named, private, rounds_of
 
 
 def shown(node: Node) -> Iterator[str]:
@@ -23,7 +27,8 @@ def shown(node: Node) -> Iterator[str]:
     allowed = ", ".join(node.policy.algorithms) or "all that are installed"
     yield f"Methods: {allowed}. Code of your own that contracts may name: {', '.join(node.policy.classes) or 'none'}."
     out = "model updates, and what a method makes of the data" if node.policy.raw_derived else "model updates alone"
-    yield f"What may leave: {out}."
+    measured = "leave where a contract says so" if node.privacy is None else "stay here"
+    yield f"What may leave: {out}. Accuracies on its images {measured}."
     if node.data is None:
         yield "Noise is drawn from the run's seed, as in a simulation."
         return
@@ -33,6 +38,20 @@ def shown(node: Node) -> Iterator[str]:
         yield from budget(node)
     asks = node.policy.contracts == "ask"
     yield "New contracts " + ("wait for `fedlens deploy approve`." if asks else "within this policy are carried out.")
+
+
+def identity(place: Path) -> Iterator[str]:
+    """Whom this node obeys, and by which key it answers."""
+    from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+
+    from .identity import COORDINATOR, fingerprint, read_public
+
+    kinds = {f"{COORDINATOR}.pub": ed25519.Ed25519PublicKey, "node.pub": ec.EllipticCurvePublicKey}
+    if not all((place / name).exists() for name in kinds):
+        raise BadInput(f"{place} has joined no federation: `fedlens deploy join` comes first")
+    theirs, mine = (fingerprint(read_public((place / n).read_bytes(), kind, n)) for n, kind in kinds.items())
+    yield f"Only messages signed by the coordinator {theirs} are answered, each once."
+    yield f"Its own answers are signed by the key {mine}."
 
 
 def budget(node: Node) -> Iterator[str]:
@@ -63,7 +82,8 @@ def summary(node: Node, contract: dict[str, Any]) -> Iterator[str]:
     experiment = experiment_of(contract, node.policy.classes)
     about = contract["data"]
     yield f"Run {contract['run']}: {' over '.join(named(experiment.algorithm))}, {experiment.clients} clients."
-    yield f"Classes ({len(about['classes'])}): {', '.join(about['classes'][:20])}. Images: {about['shape']}."
+    names = ", ".join(json.dumps(name, ensure_ascii=False) for name in about["classes"][:20])
+    yield f"Classes ({len(about['classes'])}): {names}. Images: {about['shape']}."
     turns = experiment.timetable()
     yield f"{len(turns)} rounds, of which this node takes part in those whose cohort it is in."
     channels, _, size = about["shape"]
@@ -72,11 +92,37 @@ def summary(node: Node, contract: dict[str, Any]) -> Iterator[str]:
         names = sorted({leaf.name.split("/")[0] for leaf in leaves if leaf.where == "up" and leaf.stage == stage})
         sent = ", ".join(name for name in names if name != "(header)") or "nothing"
         yield f"Each round of {stage} sends {sent} ({moved.get('up', 0):,} bytes)."
+    yield from _evaluations(experiment)
+    local = experiment.local
+    work = f"{local.steps} steps" if local.steps else f"{local.epochs} epochs"
+    yield f"Each round trains {work} with batches of {local.batch_size} images."
+    if contract.get("initial"):
+        yield "Training starts from weights that the server sends."
     dp = private(experiment.uplink)
     if dp is None:
         yield "Nothing that leaves has noise by which an account could be kept."
-    else:
-        yield f"Every update has noise {dp.multiplier:g} times the norm {dp.norm:g} that it is cut to."
+        return
+    yield f"Every update has noise {dp.multiplier:g} times the norm {dp.norm:g} that it is cut to."
+    if node.ledger is not None:
+        times = rounds_of(experiment, node.client)
+        spent, after = node.ledger.spent(), node.ledger.spent(dp.multiplier / 2, times)
+        yield (
+            f"It would take {times} updates of this node. Spent before: epsilon {spent:.4g}; afterwards {after:.4g}, "
+            f"at delta {node.ledger.delta:g}."
+        )
+
+
+def _evaluations(experiment: Experiment) -> Iterator[str]:
+    """What leaves besides uploads of rounds: how well models do on the owner's images."""
+    asked, local = experiment.evaluate, experiment.local
+    stages = [turn.stage.algorithm for turn in experiment.timetable()[-1:]]
+    personal = any([*personal_evaluations(each, asked.personal, local.epochs, local.steps)] for each in stages)
+    if not personal and not asked.validation:
+        yield "Nobody is told how well models do on this node's images."
+        return
+    detailed = asked.measures == "all" or (asked.validation and asked.watch not in ("accuracy", "loss"))
+    more = ", class by class" if detailed else ""
+    yield f"It also sends how many images it tests on, how many a model gets right, and the loss{more}."
 
 
 def approve(node: Node, path: Path) -> None:

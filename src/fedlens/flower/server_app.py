@@ -4,13 +4,14 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -22,7 +23,7 @@ from ..core.files import read_json
 from ..core.ledger import Ledger
 from ..core.network import Network
 from ..core.tree import Tree
-from ..data import PARTITIONS, Images
+from ..data import Images
 from ..engines.process import keep_freed_memory, matmuls, threads
 from ..engines.sequential import Sequential
 from ..experiment import Experiment, to_device
@@ -31,6 +32,7 @@ from ..runs.figure import draw_run
 from ..runs.folder import RunFolder, config_hash, passport
 from ..runs.places import remember
 from ..runs.read import Result
+from ..runs.start import with_run_weights
 from ..runs.trackers import check as check_trackers
 from ..runs.trackers import tracked
 from ..simulate import checks as scope
@@ -38,14 +40,23 @@ from ..simulate.recorder import Nobody, Parts, Recorder, Watcher, progress_line
 from ..simulate.run import check_pool, label_counts, public_images, reply_check, session
 from .contract import check_deployable, contract, order_of
 from .engine import Flower, Nodes
-from .launch import flower_runs
+from .launch import SERVER, flower_runs
+
+if TYPE_CHECKING:
+    from .identity import Coordinator
 
 app = ServerApp()
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    federate(grid, context.run_config, watcher=Printed(), flower_run=context.run_id)
+    place = os.environ.get(SERVER)  # as `fedlens deploy server` has set it; none: a simulation of Flower's
+    coordinator = None
+    if place:
+        from .identity import Coordinator
+
+        coordinator = Coordinator(Path(place))
+    federate(grid, context.run_config, watcher=Printed(), flower_run=context.run_id, coordinator=coordinator)
 
 
 class Printed(Nobody):
@@ -59,7 +70,12 @@ class Printed(Nobody):
 
 
 def federate(
-    grid: Grid, settings: Mapping[str, Any], *, watcher: Watcher | None = None, flower_run: int | None = None
+    grid: Grid,
+    settings: Mapping[str, Any],
+    *,
+    watcher: Watcher | None = None,
+    flower_run: int | None = None,
+    coordinator: Coordinator | None = None,
 ) -> Result:
     """A deployed run. settings: the words of `fedlens run`, with out; seconds to wait for nodes, and for replies."""
     asked = config.read(None, shlex.split(str(settings["settings"])))
@@ -67,23 +83,24 @@ def federate(
         raise BadInput(
             f"out is {asked.execution.out!r}, but a server needs the whole path of the run's folder, such as /data/run"
         )
-    experiment = config.check(asked.with_execution(engine="sequential")).resolved()
+    experiment = with_run_weights(config.check(asked.with_execution(engine="sequential"))).resolved()
     check_deployable(experiment)
-    images = experiment.data.load()
+    images = experiment.images()
     scope.check(experiment, images)
     check_trackers(experiment)
     with threads(1):
         ready = images, experiment.network(images), public_images(experiment)
     folder = _folder(experiment)  # from here on it is written to
     with folder.locked():
-        checkpoint, _ = folder.load()
+        checkpoint, notes = folder.load()
         if (before := folder.result()) and checkpoint and checkpoint.round == len(experiment.timetable()):
             return Result.stored(before)
         start = checkpoint or Checkpoint(0, Tree(), Ledger(), 0.0)
         waits = {name: float(settings.get(name, usual)) for name, usual in (("wait", 600), ("patience", 600))}
         book = _Book(folder, flower_run)
         with tracked(watcher or Nobody(), experiment, folder.path, start.round) as told:
-            result = _carry_on(grid, folder, book.run, experiment, ready, start, told, **waits)
+            gathered = partial(Nodes, grid, coordinator=coordinator)
+            result = _carry_on(gathered, folder, book.run, experiment, ready, start, told, notes, **waits)
         book.close()
         return result
 
@@ -121,13 +138,14 @@ def _folder(experiment: Experiment) -> RunFolder:
 
 
 def _carry_on(
-    grid: Grid,
+    gathered: Callable[..., Nodes],
     folder: RunFolder,
     run: str,
     experiment: Experiment,
     ready: tuple[Images, Network, Images | None],
     start: Checkpoint,
     watcher: Watcher,
+    notes: list[str],
     *,
     wait: float,
     patience: float,
@@ -137,14 +155,15 @@ def _carry_on(
         watcher.note(text)
 
     images, net, public = ready
-    agreed = contract(experiment, images, run)
+    first = net.initial_weights() if experiment.model.weights else None
+    agreed = contract(experiment, images, run, first)
     keep_freed_memory()
     with threads(1), matmuls(experiment.execution.precision):
         net = net.to(experiment.execution.device)
-        nodes = Nodes(grid, agreed, experiment.clients, say, experiment.policy.max_reply_mib * MIB)
+        nodes = gathered(agreed, experiment.clients, say, experiment.policy.max_reply_mib * MIB)
         nodes.gather(wait)
         # Where nodes bring their own data, the server's is one party's alone, and only its test part is looked at.
-        seen = replace(experiment, partition=PARTITIONS["iid"](), clients=1) if nodes.own_data else experiment
+        seen = experiment.undivided() if nodes.own_data else experiment
         federation, split = seen.federation(images)
         check_pool(federation, images)
         engine = Flower(
@@ -155,6 +174,7 @@ def _carry_on(
             holders=start.ledger.holders,
             patience=patience,
             deadline=experiment.policy.deadline,
+            first=first,
         )
         if not (folder.path / "passport.json").exists():
             card = passport(experiment, images, split)
@@ -167,9 +187,9 @@ def _carry_on(
         check = reply_check(experiment, net, engine.local.federation)
         recorder = Recorder(folder, experiment, engine, start, watcher, Parts(own_noise=nodes.own_noise, check=check))
         auxiliary = None if public is None else experiment.public(public, images)
-        result = replace(session(recorder, engine, net, [], auxiliary, check), engine="flower")
+        result = replace(session(recorder, engine, net, notes, auxiliary, check), engine="flower")
     folder.write_json("result.json", result.plain())
     folder.sync()
-    if experiment.execution.picture and not nodes.own_data:
+    if experiment.execution.picture and folder.has_all_rows and not nodes.own_data:
         draw_run(folder, folder.figures / "run")
     return result
