@@ -6,7 +6,10 @@ begin when nothing is known, for each kind of model; each result is one comparis
 - source: the file that the numbers are from; data, clients, partition, model, rounds, seeds: what it was run on;
 - skew: label_entropy (bits) of so many classes, size_gini and distance (EMD of labels), as in `fedlens data show`;
 - global: method -> accuracy of the global model on the pooled test set, mean of the last evaluations, mean over seeds;
-- personal: method -> accuracy of personal models on each client's test images, after local training, mean over both.
+- personal: method -> accuracy of personal models on each client's test images, after local training, mean over both;
+- ranked_by, measure, order: of a comparison of one's own, which kind and measure it ranks by, and methods in its order;
+- league: whether it is a world of the league, at tuned rates and an equal budget; such worlds are ranked together.
+  Those have deviation (kind -> method -> over seeds), bytes and seconds (method -> of a run), too.
 
 `add(comparison folder, evidence file, source)` adds those of a finished `fedlens compare`.
 """
@@ -30,7 +33,8 @@ from ..core.errors import BadInput
 from ..core.files import parse_json, read_json, write_json
 from ..data import skew
 from ..experiment import Experiment
-from ..simulate.describe import describe
+from ..simulate.describe import describe, described_with, privacy_class
+from .weighted import fitting, placed
 
 Kind = Literal["global", "personal"]
 NEAR = 0.25  # splits that differ by more than this are no evidence for each other
@@ -50,6 +54,11 @@ class Advice:
     accuracy: float
     over_fedavg: float | None
     source: str
+    low: float | None = None  # of a 95 % interval of over_fedavg, where several worlds or seeds tell
+    high: float | None = None
+    worlds: int = 1
+    cost: str = ""  # beside FedAvg's, as measured
+    privacy: str = ""  # whom a method shows what, where that is more than updates
 
 
 @dataclass(frozen=True)
@@ -82,7 +91,7 @@ def read(text: str, name: str) -> dict[str, Any]:
 
 def described(experiment: Experiment) -> tuple[dict[str, float], tuple[int, int, int]]:
     """(skew of its split, (classes, channels, pixels of a side)); the data are loaded, nothing is trained."""
-    images = experiment.data.load()
+    images = experiment.images()
     _, split = experiment.federation(images)
     found = asdict(skew(split, images))
     numbers = {name: float(found[name]) for name in ("label_entropy", "size_gini", "distance")}
@@ -104,14 +113,19 @@ def recommend(
     evidence: Sequence[Mapping[str, Any]],
     kind: Kind,
     *,
+    own: Sequence[Mapping[str, Any]] = (),
     megabytes: float = 0.0,
     private: bool = False,
 ) -> Recommendation:
-    """From the nearest result of this kind; methods that the constraints rule out are named with the reason."""
+    """From the nearest result of this kind; methods that the constraints rule out are named with the reason.
+
+    `own`: results of comparisons of one's own. Where one is near enough, its ranking is followed.
+    """
     mine, shape = described(experiment)
     # How far splits are apart speaks of labels and sizes alone: where images differ, too, is a question of its own.
     looks = told(experiment.partition).startswith(_DOMAINS)
-    usable = [result for result in evidence if result[kind] and result["partition"].startswith(_DOMAINS) == looks]
+    every = [*own, *evidence]
+    usable = [result for result in every if result[kind] and result["partition"].startswith(_DOMAINS) == looks]
     notes = [
         f"Your split: label entropy {mine['label_entropy']:.2f} bits of {math.log2(max(mine['classes'], 2)):.2f}, "
         f"size Gini {mine['size_gini']:.2f}, EMD {mine['distance']:.2f} (0 to 2)."
@@ -120,36 +134,23 @@ def recommend(
         (result for result in usable if apart(mine, result["skew"]) <= NEAR),
         key=lambda r: (apart(mine, r["skew"]), -r["seeds"], -len(r[kind])),
     )
+    limits = shape, megabytes, private
     if not near:
-        notes.append(f"We have no evidence for a {kind} model on a split like this: nothing is recommended.")
-        methods = _packaged()["usual"][kind]
-        if usable:
-            nearest = min(usable, key=lambda result: apart(mine, result["skew"]))
-            notes += _elsewhere(nearest, kind, mine, experiment)
-            methods = sorted(nearest[kind], key=lambda name: -nearest[kind][name])
-        able = [name for name in methods if not _ruled_out(name, experiment, shape, megabytes, private)]
-        named = list(dict.fromkeys(["fedavg", *(name for name in able if name not in WORDS)]))[: 1 + _TRIED]
-        command = shlex.join(["fedlens", "compare", *named, *typed(experiment), "--seeds", "3"])
-        notes.append(f"`{command}` measures it; --runs with the folder of that comparison then takes it as evidence.")
-        return Recommendation(mine, kind, (), notes)
+        return _without_evidence(usable, experiment, kind, mine, notes, limits)
+    mine_first = [result for result in near if any(result is one for one in own)]
+    fits = fitting(near, experiment.clients)
+    fits = [result for result in fits if result["data"] == config.to_dict(experiment.data)["is"]] or fits
+    if any(result.get("league") for result in fits) and not mine_first:
+        return _by_league([r for r in near if r.get("league")], experiment, kind, mine, notes, limits)
+    first = mine_first or fits
+    near = [*first, *(result for result in near if result not in first)]
     best = near[0]
-    top = max(best[kind].values())
-    advice = []
-    for method, accuracy in sorted(best[kind].items(), key=lambda pair: -pair[1]):
-        against = best[kind].get("fedavg")
-        over = None if against is None else accuracy - against
-        reason = _ruled_out(method, experiment, shape, megabytes, private)
-        close = accuracy >= top - MARGIN
-        why = reason or (
-            f"within {100 * MARGIN:g} point of the best there"
-            if close
-            else f"{100 * (top - accuracy):.1f} points behind"
-        )
-        verdict = "ruled out" if reason else "try" if close else "behind"
-        advice.append(Advice(method, verdict, why, accuracy, over, best["source"]))
+    advice = [*_by_result(best, experiment, kind, limits)]
     notes.append(f"Evidence: {_setting(best, mine)}")
     if best["seeds"] < 3:
         notes.append("With fewer than three seeds this is a hint where to begin, no ranking.")
+    if (measure := best.get("measure", "accuracy")) != "accuracy":
+        notes.append(f"In the order of that comparison, which ranks by {measure}.")
     for other in near[1:]:
         order = sorted(other[kind], key=lambda name: -other[kind][name])
         notes.append(f"Also near: {_what(other)}: {', '.join(order)}.")
@@ -158,6 +159,105 @@ def recommend(
     untried = sorted(set(ALGORITHMS) - {name for result in near for name in result[kind]})
     notes.append(f"No evidence on such a split: {', '.join(untried)}.")
     return Recommendation(mine, kind, advice, notes)
+
+
+def _by_result(best: Mapping[str, Any], experiment: Experiment, kind: Kind, limits: Limits) -> Iterator[Advice]:
+    """From one comparison. One of yours that ranks by another measure than accuracy keeps its order."""
+    top, against = max(best[kind].values()), best[kind].get("fedavg")
+    order = best["order"] if best.get("measure", "accuracy") != "accuracy" and kind == best["ranked_by"] else None
+    for method in order or sorted(best[kind], key=lambda name: -best[kind][name]):
+        accuracy = best[kind][method]
+        reason, shows = _ruled_out(method, experiment, *limits), _privacy(method)
+        if order:
+            good, said = method == order[0], f"rank {order.index(method) + 1} by {best['measure']} there"
+        else:
+            good = accuracy >= top - MARGIN
+            behind = f"{100 * (top - accuracy):.1f} points behind"
+            said = f"within {100 * MARGIN:g} point of the best there" if good else behind
+        why = f"{reason or said}; {shows}" if shows else reason or said
+        over = None if against is None else accuracy - against
+        verdict = "ruled out" if reason else "try" if good else "behind"
+        yield Advice(method, verdict, why, accuracy, over, best["source"], privacy=shows)
+
+
+Limits = tuple[tuple[int, int, int], float, bool]  # of an image: classes, channels, pixels; megabytes; updates alone
+
+
+def _without_evidence(
+    usable: Sequence[Mapping[str, Any]],
+    experiment: Experiment,
+    kind: Kind,
+    mine: Mapping[str, float],
+    notes: list[str],
+    limits: Limits,
+) -> Recommendation:
+    """The nearest that there is, named as no evidence, and what would measure it."""
+    notes.append(f"We have no evidence for a {kind} model on a split like this: nothing is recommended.")
+    methods = _packaged()["usual"][kind]
+    if usable:
+        nearest = min(usable, key=lambda result: apart(mine, result["skew"]))
+        notes += _elsewhere(nearest, kind, mine, experiment)
+        methods = sorted(nearest[kind], key=lambda name: -nearest[kind][name])
+    able = [name for name in methods if not _ruled_out(name, experiment, *limits)]
+    named = list(dict.fromkeys(["fedavg", *(name for name in able if name not in WORDS)]))[: 1 + _TRIED]
+    command = shlex.join(["fedlens", "compare", *named, *typed(experiment), "--seeds", "3"])
+    notes.append(f"`{command}` measures it; --runs with the folder of that comparison then takes it as evidence.")
+    notes += [f"{name}: {said}." for name in named if (said := _privacy(name))]
+    return Recommendation(mine, kind, (), notes)
+
+
+def _by_league(
+    near: Sequence[Mapping[str, Any]],
+    experiment: Experiment,
+    kind: Kind,
+    mine: Mapping[str, float],
+    notes: list[str],
+    limits: Limits,
+) -> Recommendation:
+    """From the league's worlds around this split: those with the nearest number of clients, the nearer the more."""
+    used = fitting(near, experiment.clients)
+    found = placed([(apart(mine, result["skew"]), result) for result in used], kind)
+    advice = []
+    top = next((one for one in found if not _ruled_out(one.method, experiment, *limits)), None)
+    for one in found:
+        reason, shows = _ruled_out(one.method, experiment, *limits), _privacy(one.method)
+        reaches = top is not None and (one.high if one.high is not None else one.over) >= top.over - MARGIN
+        why = reason or ("cannot be told from the best there" if reaches else "behind the best there")
+        verdict = "ruled out" if reason else "try" if reaches else "behind"
+        why = "; ".join(part for part in (why, one.cost, shows) if part)
+        found_there = (one.accuracy, one.over, used[0]["source"], one.low, one.high, one.worlds, one.cost, shows)
+        advice.append(Advice(one.method, verdict, why, *found_there))
+    seeds = min(result["seeds"] for result in used)
+    worlds = f"{len(used)} world{'s' * (len(used) > 1)}"
+    notes.append(f"Evidence: {worlds} of the league, {seeds} seeds each; the nearer, the more it counts.")
+    notes += [f"- {_setting(result, mine)}" for result in used]
+    if used[0]["clients"] != experiment.clients:
+        notes.append(
+            f"They have {used[0]['clients']} clients, yours {experiment.clients}: the nearest number there is."
+        )
+    left = [result for result in near if result not in used]
+    notes += [f"Left out, with another number of clients: {_what(result)}." for result in left]
+    if others := sorted({result["data"] for result in used} - {config.to_dict(experiment.data)["is"]}):
+        notes.append(f"They are of {', '.join(others)}, not of your data: how hard the images are changes the order.")
+    notes.append("low and high: a 95 % interval of the difference to fedavg. What overlaps is no ranking.")
+    tried = [one.method for one in advice if one.verdict == "try" and one.method != "fedavg"][:_TRIED]
+    command = shlex.join(["fedlens", "compare", "fedavg", *tried, *typed(experiment), "--seeds", "3"])
+    notes.append(f"`{command}` tests it here.")
+    untried = sorted(set(ALGORITHMS) - {one.method for one in found})
+    notes.append(f"No evidence on such a split: {', '.join(untried)}.")
+    return Recommendation(mine, kind, advice, notes)
+
+
+def _privacy(method: str) -> str:
+    """Whom a method shows what, where that is more than updates."""
+    if method in WORDS:
+        return ""
+    try:
+        experiment = config.read(None, [f"algorithm={method.partition(',')[0]}", *described_with(method)])
+    except BadInput:
+        return ""
+    said = privacy_class(method, list(experiment.discloses.values()))
+    return "" if said == "updates only" else said
 
 
 _DOMAINS = "domains"
@@ -193,9 +293,7 @@ def _elsewhere(
 
 def typed(experiment: Experiment) -> list[str]:
     """The words that give this experiment again, but its method, seed and place: as `fedlens compare` takes them."""
-    words = [word for word in _fields(experiment, "") if re.split("[.=]", word)[0] not in _NOT_COMMON]
-    # Without data= a comparison is a quick look with settings of its own.
-    return words if experiment.data != Experiment.data else [f"data={config.to_dict(experiment.data)['is']}", *words]
+    return [word for word in _fields(experiment, "") if re.split("[.=]", word)[0] not in _NOT_COMMON]
 
 
 def _fields(part: Any, prefix: str) -> Iterator[str]:
@@ -262,9 +360,8 @@ def results_of(folder: Path, source: str) -> list[dict[str, Any]]:
         run = next(run for run in content["runs"] if run["setting"] == setting)
         experiment = config.read(Path(run["run"]) / "config.yaml")
         plain, (numbers, _) = config.to_dict(experiment), described(experiment)
-        looks = {
-            row["method"]: row["fine-tuned"] if row["fine-tuned"] is not None else row["personal_after"] for row in rows
-        }
+        personal = ("fine-tuned", "personal_after", "personal_before")
+        looks = {row["method"]: next((row[name] for name in personal if row[name] is not None), None) for row in rows}
         found.append(
             {
                 "source": source,
@@ -277,9 +374,18 @@ def results_of(folder: Path, source: str) -> list[dict[str, Any]]:
                 "skew": {name: round(value, 4) for name, value in numbers.items()},
                 "global": {r["method"]: round(r["global_last"], 4) for r in rows if r["global_last"] is not None},
                 "personal": {method: round(value, 4) for method, value in looks.items() if value is not None},
+                "ranked_by": content["ranked_by"],
+                "measure": content.get("measure", "accuracy"),
+                "order": [row["method"] for row in rows if row["rank"] is not None],
             }
         )
     return found
+
+
+def experiment_of(folder: Path) -> Experiment:
+    """What a comparison is about, as its first run has it."""
+    first = next(iter(read_json(folder / "compare.json")["runs"]))
+    return config.read(Path(first["run"]) / "config.yaml")
 
 
 def told(partition: Any) -> str:

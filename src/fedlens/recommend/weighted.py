@@ -1,0 +1,89 @@
+"""A ranking from several worlds of the league: nearer ones count more, and what is not sure is said so."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+REFERENCE = "fedavg"
+_CLOSEST = 0.05  # a distance below which worlds count alike
+
+
+@dataclass(frozen=True)
+class Advantage:
+    """A method against FedAvg, over the worlds that have both."""
+
+    method: str
+    over: float  # accuracy less FedAvg's, weighted
+    low: float | None  # of a 95 % interval; None where one world and one seed cannot tell
+    high: float | None
+    accuracy: float
+    worlds: int
+    cost: str  # beside FedAvg's, as the league measured it
+
+
+def fitting(near: Sequence[Mapping[str, Any]], clients: int) -> list[Mapping[str, Any]]:
+    """Of worlds that are near enough, those whose number of clients is nearest: others are left out."""
+    away = [abs(math.log(result["clients"] / clients)) for result in near]
+    return [result for result, ratio in zip(near, away, strict=True) if ratio <= min(away) + 1e-9]
+
+
+def placed(worlds: Sequence[tuple[float, Mapping[str, Any]]], kind: str) -> list[Advantage]:
+    """All methods, the best first. worlds: (distance from the user's split, what was measured there)."""
+    names = dict.fromkeys(name for _, result in worlds for name in result[kind])
+    found = [one for name in names if (one := _placed(name, worlds, kind)) is not None]
+    return sorted(found, key=lambda one: -one.over)
+
+
+def _placed(method: str, worlds: Sequence[tuple[float, Mapping[str, Any]]], kind: str) -> Advantage | None:
+    both = [(far, result) for far, result in worlds if {method, REFERENCE} <= result[kind].keys()]
+    if not both:
+        return None
+    weights = [1 / (far + _CLOSEST) for far, _ in both]
+    over = [result[kind][method] - result[kind][REFERENCE] for _, result in both]
+    middle = _mean(over, weights)
+    spread = _uncertain([result for _, result in both], method, kind, over, weights)
+    low, high = (None, None) if spread is None else (middle - 1.96 * spread, middle + 1.96 * spread)
+    accuracy = _mean([result[kind][method] for _, result in both], weights)
+    return Advantage(method, middle, low, high, accuracy, len(both), _cost([result for _, result in both], method))
+
+
+def _uncertain(
+    results: Sequence[Mapping[str, Any]], method: str, kind: str, over: Sequence[float], weights: Sequence[float]
+) -> float | None:
+    """The standard error of the weighted mean: worlds differ among themselves, and seeds within each."""
+    shares = [weight / sum(weights) for weight in weights]
+    middle, effective = _mean(over, weights), 1 / sum(share**2 for share in shares)
+    between = 0.0
+    if len(over) > 1 and effective > 1:
+        between = sum(s * (d - middle) ** 2 for s, d in zip(shares, over, strict=True)) * effective / (effective - 1)
+    within = []
+    for result in results:
+        stds = [result.get("deviation", {}).get(kind, {}).get(name) for name in (method, REFERENCE)]
+        known = [std for std in stds if std is not None]
+        within.append(
+            sum(std**2 for std in known) / result["seeds"] if len(known) == 2 and method != REFERENCE else None
+        )
+    if method == REFERENCE:
+        return 0.0
+    if len(over) == 1 and within[0] is None:
+        return None
+    variances = [between + (one or 0.0) for one in within]
+    return math.sqrt(sum(share**2 * variance for share, variance in zip(shares, variances, strict=True)))
+
+
+def _mean(values: Sequence[float], weights: Sequence[float]) -> float:
+    return sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
+
+
+def _cost(results: Sequence[Mapping[str, Any]], method: str) -> str:
+    """Bytes and seconds of a run as multiples of FedAvg's."""
+    told = []
+    for name, words in (("bytes", "bytes"), ("seconds", "seconds")):
+        pairs = [(r.get(name, {}).get(method), r.get(name, {}).get(REFERENCE)) for r in results]
+        ratios = [mine / theirs for mine, theirs in pairs if mine is not None and theirs]
+        if ratios:
+            told.append(f"{sum(ratios) / len(ratios):.1f}x {words}")
+    return ", ".join(told)

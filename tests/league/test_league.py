@@ -1,0 +1,323 @@
+"""A league that is played: equal budgets, searched rates, going on where it stopped, and a page from the numbers."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from fedlens import config
+from fedlens.cli.main import app
+from fedlens.compare.board import Board
+from fedlens.compare.crew import Crew
+from fedlens.core.errors import BadInput
+from fedlens.league.budget import passes, rounds_within, trained
+from fedlens.league.page import text as league_text
+from fedlens.league.page import write
+from fedlens.league.run import Book, Match, Season, all_runs, missing, play, still, to_come
+from fedlens.league.spec import chosen, extended, measure_of, parsed
+from fedlens.league.standings import Standings
+
+ROOT = Path(__file__).parents[2]
+WORDS = ["model=mlp", "model.hidden=8", "clients=4", "cohort=2", "rounds=4", "local.epochs=2", "local.batch_size=8"]
+PLAIN = [
+    "engine=sequential",
+    "device=cpu",
+    "durable=false",
+    "checkpoint=0",
+    "evaluate.last=2",
+    "evaluate.targets=[0.1]",
+]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """Three classes in two worlds: FedAvg under two names, with a private head, and alone."""
+    folder = tmp_path_factory.mktemp("data")
+    draw = np.random.default_rng(0)
+    y = np.arange(140) % 3
+    x = (draw.random((140, 8, 8)) * 90 + 55 * y[:, None, None]).astype(np.uint8)
+    np.savez(folder / "tiny.npz", x_train=x[:100], y_train=y[:100], x_test=x[100:], y_test=y[100:])
+    data = [*WORDS, *PLAIN, "data=npz", f"data.path={folder / 'tiny.npz'}"]
+    return {
+        "title": "A small league",
+        "words": data,
+        "worlds": {
+            "skewed": {"kind": "skew", "words": ["partition.alpha=0.3", "partition.min_size=2"]},
+            "even": {"kind": "even", "words": ["partition=iid"]},
+        },
+        "methods": {"fedavg": None, "twin": {"method": "fedavg"}, "fedprox": {"main": {"algorithm.mu": [0.1, 0.01]}}},
+        "others": {"worlds": ["even"], "methods": {"local": None}},
+        "rates": [0.03, 0.1],
+        "seeds": [0, 1],
+        "search": {"seed": 7, "share": 0.5},
+    }
+
+
+def experiment(tiny, *words):
+    return config.read(None, [*tiny["words"], *words])
+
+
+# ---- equal budgets ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("method", "each"),
+    [
+        ("fedavg", [2.0]),
+        ("fedsam", [4.0]),  # two gradients of every batch
+        ("ditto", [4.0]),  # a personal model beside the shared one
+        ("fedavg+ft", [2.0, 5.0]),  # five epochs at the end
+        ("fedpac", [3.0]),  # an epoch of the head before
+        ("local", [2.0]),
+    ],
+)
+def test_passes_are_counted(tiny, method, each):
+    assert passes(experiment(tiny, f"algorithm={method}")) == each
+
+
+def test_images_held_back_are_not_trained(tiny):
+    (each,) = passes(experiment(tiny, "algorithm=fedfomo"))
+    assert each == pytest.approx(2 * 6 / 8)  # of eight images two are held back; a row is filled with weights of zero
+
+
+def test_rounds_within_the_budget(tiny):
+    """FedAvg trains 4 rounds x 2 epochs x half of the clients: each client 4 times on each image."""
+    assert trained(experiment(tiny)) == 4.0
+    assert rounds_within(experiment(tiny)) == (4, 4.0, 4.0)
+    assert rounds_within(experiment(tiny, "algorithm=ditto")) == (2, 4.0, 4.0)
+    assert rounds_within(experiment(tiny, "algorithm=fedavg+ft", "algorithm.epochs=2")) == (2, 4.0, 4.0)
+    rounds, images, budget = rounds_within(experiment(tiny, "algorithm=fedavg+ft"))  # its tuning alone is too much
+    assert (rounds, images, budget) == (1, 6.0, 4.0)
+
+
+# ---- the search ------------------------------------------------------------------------------------------------------
+def played(league, accuracy, tmp_path, steps=50):
+    """All cells that are asked for, wave by wave, with accuracies from a function instead of runs."""
+    book, waves = Book(tmp_path / "book.json", league), []
+    while todo := missing(league, book, lambda world, method, value: 9):
+        waves.append(todo)
+        for cell in todo:
+            book.add(cell, {"state": "complete", "global": accuracy(cell), "personal": accuracy(cell), "seconds": 1.0})
+        assert len(waves) < steps
+    return book, waves
+
+
+def test_rates_then_values_then_what_counts(tiny, tmp_path):
+    """FedProx is best at 0.1 with mu 0.1; the grid is left where its edge is best, at most two steps."""
+    league = chosen(parsed(tiny, "x"), ["even"], ["fedprox"])
+
+    def accuracy(cell: Match) -> float:
+        return 0.5 + 0.1 * (cell.value == "0.1") - abs(np.log10(cell.rate) - np.log10(0.33)) / 10
+
+    book, waves = played(league, accuracy, tmp_path)
+    assert [(len(wave), wave[0].part) for wave in waves] == [
+        (2, "rate"),
+        (1, "rate"),
+        (1, "rate"),
+        (1, "main"),
+        (2, "final"),
+    ]
+    assert [cell.rate for cell in book.rows if cell.part == "rate"] == [0.03, 0.1, 0.33, 1.1]
+    (main,) = [cell for cell in book.rows if cell.part == "main"]  # 0.01 is the default: it was tried with the rates
+    assert (main.rate, main.value, main.rounds, main.seed) == (0.33, "0.1", 4, 7)
+    finals = [cell for cell in book.rows if cell.part == "final"]
+    assert [(c.rate, c.value, c.seed, c.rounds) for c in finals] == [(0.33, "0.1", 0, 9), (0.33, "0.1", 1, 9)]
+    assert all_runs(league) == 5 and still(league, book, 5) == 0
+    again = Book(tmp_path / "book.json", league)
+    assert again.rows == book.rows and not missing(league, again, lambda *_: 9)
+
+
+def test_edges():
+    assert extended([0.03, 0.1], 0.1, [0.03, 0.1]) == 0.33
+    assert extended([0.03, 0.1], 0.03, [0.03, 0.1]) == 0.009
+    assert extended([0.03, 0.1, 0.33, 1.1], 1.1, [0.03, 0.1]) is None  # two steps beyond are enough
+    assert extended([0.01, 0.03, 0.1], 0.03, [0.01, 0.03, 0.1]) is None
+    assert [measure_of(name) for name in ("fedavg", "fedavg+ft", "fedper", "ditto", "a.b:C")] == [
+        "global",
+        "personal",
+        "personal",
+        "both",
+        "both",
+    ]
+
+
+def small(tiny):
+    """One rate and one seed: what a search does is known from above."""
+    return {
+        **tiny,
+        "rates": [0.1],
+        "seeds": [0],
+        "methods": {"fedavg": None, "twin": {"method": "fedavg"}, "fedprox": None},
+    }
+
+
+# ---- really ----------------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def season(tiny, tmp_path_factory):
+    """Stopped after the first batch of runs, and gone on with."""
+    place = tmp_path_factory.mktemp("league")
+    league, said = parsed(small(tiny), "x"), io.StringIO()
+    book = Book(place / "data/league.json", league)
+    assert not play(Season(league, book, place / "runs"), Board(said), processes=1, seconds=1e-9)
+    half = Season(league, Book(book.path, league), place / "runs")
+    half.some(half.missing()[:3], Board(said), Crew(1, 1))
+    whole = Book(book.path, league)
+    assert len(whole.rows) == 3
+    assert play(Season(league, whole, place / "runs"), Board(said), processes=1)
+    return league, whole, place, said.getvalue()
+
+
+def test_it_is_played_to_its_end(season, tiny):
+    league, book, place, said = season
+    assert {row["state"] for row in book.rows.values()} == {"complete"}
+    finals = [cell for cell in book.rows if cell.part == "final"]
+    assert len(finals) == 3 * 2 + 1 and "runs are done, about 0 are left" in said
+    assert not any((place / "runs").iterdir())  # what was read is gone
+    assert all(row["images"] <= row["budget"] for row in book.rows.values())
+    lines = book.path.read_text().splitlines()
+    assert sum('"part"' in line for line in lines) == len(book.rows)  # one line a run
+    before = book.path.read_bytes()
+    assert play(Season(league, Book(book.path, league), place / "runs"), Board(io.StringIO()), processes=1)
+    assert book.path.read_bytes() == before
+    assert "are done; about 0 are left" in "\n".join(to_come(league, book))
+
+
+def test_a_method_under_two_names_cannot_be_told_from_itself(season):
+    book = season[1]
+    found = Standings.read(book.path)
+    for measure in ("global", "personal"):
+        for by in found.scores(measure).values():
+            assert by["fedavg"] == by["twin"]
+        ranking = found.ranking(measure)
+        (same,) = [one for one in ranking.pairs if {one.a, one.b} == {"fedavg", "twin"}]
+        assert ranking.ranks["fedavg"] == ranking.ranks["twin"] and (same.low, same.high, same.p) == (0.0, 0.0, None)
+
+
+def test_the_page_is_made_of_the_numbers(season):
+    _, book, place, _ = season
+    page, *pictures = write(Standings.read(book.path), place)
+    text = page.read_text()
+    assert [path.name for path in pictures] == ["league.png", "league_rates.png"] and all(p.is_file() for p in pictures)
+    for heading in ("# A small league", "## Table", "## In some worlds alone", "## Pairs", "## Rates", "## Worlds"):
+        assert heading in text
+    table = {row["method"]: row for row in Standings.read(book.path).table()}
+    assert set(table) == {"fedavg", "twin", "fedprox"} and table["fedavg"]["privacy"] == "updates only"
+    assert f"| {table['fedprox']['method']} | {table['fedprox']['global rank']} |" in text
+    assert "| local | 1 |" in text  # beside the ranking, in one world
+    assert "part of the league" not in text
+    half = json.loads(book.path.read_text())
+    half["cells"] = [row for row in half["cells"] if row["world"] == "even" and row["method"] != "fedprox"]
+    told = league_text(Standings(half), [])
+    assert "a part of the league: 1 of 2 worlds and 2 of 3 ranked methods. The whole league is not run." in told
+    assert "Played: even. Not played yet: fedprox." in told
+    before = text, *(p.with_suffix(".svg").read_bytes() for p in pictures)
+    write(Standings.read(book.path), place)
+    assert before == (page.read_text(), *(p.with_suffix(".svg").read_bytes() for p in pictures))
+
+
+def test_ones_own_method_is_placed_among_the_others(season, tiny, tmp_path, capsys):
+    book = season[1]
+    (tmp_path / "league.yaml").write_text(yaml.safe_dump({**small(tiny), "others": {}}))
+    (tmp_path / "book.json").write_bytes(book.path.read_bytes())
+    words = ["league", "fedlens.algorithms:FedNova", "--league", str(tmp_path / "league.yaml"), "--processes", "1"]
+    words += ["--book", str(tmp_path / "book.json"), "--runs", str(tmp_path / "runs"), "--json"]
+    with pytest.raises(SystemExit) as code:
+        app(words)
+    assert code.value.code == 0
+    printed = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert {row["method"] for row in printed["table"]} == {"fedavg", "twin", "fedprox", "FedNova"}
+    rows = json.loads((tmp_path / "book.json").read_text())["cells"]
+    new = [row for row in rows if row["method"] == "FedNova"]
+    assert len(rows) - len(new) == len(book.rows) and {row["part"] for row in new} >= {"rate", "final"}
+    assert (tmp_path / "league.md").is_file()
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"rate": []}, "x has no 'rate'; did you mean 'rates'"),
+        ({"rates": []}, "x: rates must be a list of numbers above 0"),
+        ({"search": {"seed": 0}}, r"x: search\.seed 0 is one of seeds"),
+        ({"search": {"share": 2}}, r"x: search\.share is 2"),
+        ({"others": {"worlds": ["evn"]}}, r"x: others\.worlds 'evn' is unknown; did you mean 'even'"),
+        ({"methods": {"fedavgg": None}}, "algorithm 'fedavgg' is unknown"),
+        ({"methods": {"fedavg": {"main": {"a": [1], "b": [2]}}}}, r"methods\.fedavg\.main must be one key"),
+        ({"methods": {"fedavg": {"mian": {}}}}, r"x: methods\.fedavg has no 'mian'"),
+        ({"methods": {"scaffnew": None}}, "x: scaffnew in skewed: scaffnew needs all clients in every round"),
+        ({"worlds": []}, "x: worlds must be names with settings"),
+    ],
+)
+def test_refused(tiny, change, sentence):
+    with pytest.raises(BadInput, match=sentence):
+        parsed({**tiny, **change}, "x")
+
+
+def test_refused_names_and_books(tiny, tmp_path):
+    league = parsed(tiny, "x")
+    with pytest.raises(BadInput, match="--methods 'fedavgg' is not in this league; did you mean 'fedavg'"):
+        chosen(league, [], ["fedavgg"])
+    with pytest.raises(BadInput, match="--worlds 'odd' is in no world's name"):
+        chosen(league, ["odd"], [])
+    with pytest.raises(BadInput, match="fedavg is in x already"):
+        parsed(tiny, "x", ["a.b:fedavg"])
+    for content, sentence in (("{", "is damaged"), ('{"format": 9, "cells": []}', "is of another version")):
+        (tmp_path / "book.json").write_text(content)
+        with pytest.raises(BadInput, match=sentence):
+            Book(tmp_path / "book.json", league)
+    (tmp_path / "book.json").unlink()
+    Book(tmp_path / "book.json", league).write()
+    other = {**tiny, "worlds": {**tiny["worlds"], "even": {"words": ["partition=iid", "rounds=9"]}}}
+    with pytest.raises(BadInput, match=r"even has other settings in .*book\.json: give it another name"):
+        Book(tmp_path / "book.json", parsed(other, "x"))
+    with pytest.raises(BadInput, match="`fedlens league` writes it"):
+        Standings.read(tmp_path / "none.json")
+
+
+def test_a_run_that_fails_is_written_down_and_tried_again(tiny, tmp_path):
+    league = chosen(parsed(tiny, "x"), ["even"], ["fedavg"])
+    book = Book(tmp_path / "book.json", league)
+    season = Season(league, book, tmp_path / "runs", ["engine=workers", "device=cuda:9"])
+    assert play(season, Board(io.StringIO()), processes=1)
+    assert {row["state"] for row in book.rows.values()} == {"failed"} and len(book.rows) == 2
+    assert all("cuda:9" in row["error"] for row in book.rows.values())
+    assert not Book(tmp_path / "book.json", league).rows
+
+
+def test_the_league_that_comes_with_it():
+    content = yaml.safe_load((ROOT / "benchmarks/league.yaml").read_text())
+    league = parsed(content, "league.yaml")
+    ranked = [name for name, entry in league.entries.items() if entry.everywhere]
+    assert len(ranked) >= 16 and len(league.worlds) >= 12 and len(league.some) == 4 and len(league.seeds) == 2
+    for world, entry in league.pairs():
+        for value in league.entries[entry].values:
+            league.experiment(world, entry, f"{league.entries[entry].key}={value}")
+
+
+@pytest.mark.slow
+def test_the_digits_league(tmp_path):
+    """Really, on a CPU: FedAvg, twice, private heads and no sharing on digits; some minutes."""
+    common = ["data=mnist5k", "model=cnn_small", "clients=10", "cohort=5", "rounds=12", "local.epochs=2"]
+    content = {
+        "title": "Digits",
+        "words": [*common, "device=cpu", "durable=false", "local.momentum=0"],
+        "worlds": {
+            name: {"kind": "skew", "words": [f"partition.alpha={alpha}"]}
+            for name, alpha in (("0.1", 0.1), ("0.5", 0.5))
+        },
+        "methods": {"fedavg": None, "twin": {"method": "fedavg"}, "fedper": None, "local": None, "scaffold": None},
+        "rates": [0.03, 0.1],
+        "seeds": [0, 1],
+    }
+    league = parsed(content, "x")
+    book = Book(tmp_path / "data/league.json", league)
+    assert play(Season(league, book, tmp_path / "runs"), Board(io.StringIO()))
+    found = Standings.read(book.path)
+    ranking = found.ranking("personal")
+    assert ranking.ranks["fedavg"] == ranking.ranks["twin"] and len(ranking.worlds) == 2
+    assert all(by["fedavg"] > 0.6 for by in found.scores("global").values())
+    write(found, tmp_path)
+    print((tmp_path / "league.md").read_text())
