@@ -20,8 +20,10 @@ from fedlens.cli import main as cli
 from fedlens.compare.measured import existing
 from fedlens.compare.run import compare_existing
 from fedlens.compare.table import Comparison
+from fedlens.compare.verdict import sentence
 from fedlens.core.errors import BadInput
 from fedlens.plots import style
+from fedlens.privacy.statement import SEEDED
 from fedlens.report import groups
 from fedlens.report import thumbnails as gallery
 from fedlens.report.collect import collect
@@ -128,11 +130,22 @@ def test_groups_are_means_and_deviations_over_seeds(finished):
 
 def test_the_answer_in_words_names_the_best_by_its_number(finished):
     shown = gather([finished[0], finished[2]])
-    first, second = sorted(shown["groups"], key=lambda group: -group["accuracy"]["global"]["mean"])
-    best, other = (100 * group["accuracy"]["global"]["mean"] for group in (first, second))
-    lead = f"{best - other:.1f} points above {second['label']}"
-    assert shown["headline"] == f"{first['label']} was best with {best:.1f}\u00a0%, {lead}"
-    assert any("one run of each" in sentence for sentence in shown["sentences"]) and not shown["warnings"]
+    rows = compare_existing([finished[0], finished[2]]).rows("")
+    best, other = (100 * row["mean"] for row in rows)
+    assert [shown["groups"][n]["rank"]["mean"] for n in (0, 1)] == [
+        next(row["mean"] for row in rows if row["method"] == group["label"]) for group in shown["groups"]
+    ]
+    lead = f"{best - other:.1f} points above {rows[1]['method']}; 1 seed cannot show that this is more than luck"
+    assert shown["headline"] == f"{rows[0]['method']} is ahead with {best:.1f}\u00a0%, {lead}"
+    assert shown["sentences"][0].endswith("pooled test images, mean of the last 4 evaluations.")
+    ends = {group["label"]: f"{100 * group['accuracy']['global']['mean']:.1f}\u00a0%" for group in shown["groups"]}
+    first, second = (row["method"] for row in rows)
+    assert shown["sentences"][1] == (f"After the last round alone: {first} {ends[first]} and {second} {ends[second]}.")
+    assert "Repeat with other seeds: 3 of them make a test." in shown["sentences"] and not shown["warnings"]
+    assert [one["text"] for one in shown["privacy"]] == [
+        f"{first} and {second}: model updates leave unprotected.",
+        f"{first} and {second}: not audited; fedlens audit RUN tries attacks.",
+    ]
     (alone,) = gather([finished[0]])["groups"]
     assert gather([finished[0]])["headline"].startswith(
         f"fedavg reached {100 * alone['accuracy']['global']['mean']:.1f}"
@@ -153,8 +166,9 @@ def test_own_models_of_any_name_are_one_measure_as_in_the_terminals_table(person
         assert math.isclose(fair["std"]["mean"], row["clients_std"])
     best, second, _ = table
     assert shown["headline"] == (
-        f"{best['method']} was best with {100 * best['mean']:.1f}\u00a0%, "
-        f"{100 * (best['mean'] - second['mean']):.1f} points above {second['method']}"
+        f"{best['method']} is ahead with {100 * best['mean']:.1f}\u00a0%, "
+        f"{100 * (best['mean'] - second['mean']):.1f} points above {second['method']}; "
+        "1 seed cannot show that this is more than luck"
     )
     assert shown["personal_models"] == "fine-tuned for fedavg+ft, after local training for the others"
     assert shown["sentences"][0] == (
@@ -194,21 +208,152 @@ def test_methods_without_a_measure_in_common_are_told_one_by_one(personal, tmp_p
     blind = run(tmp_path / "fedprox", "algorithm=fedprox", "evaluate.personal=none")
     shown = gather([personal[1], blind])
     assert shown["headline"] == "2 methods without a measure in common" and shown["measure"] is None
-    first, second, _ = shown["sentences"]
+    first, second, *_ = shown["sentences"]
     assert shown["listed"] and first.startswith("local reached") and second.startswith("fedprox reached")
     assert first.endswith(" (personal models after local training).") and second.endswith(" (the global model).")
 
 
-def test_a_lead_within_the_deviation_is_not_a_win(finished, copies):
+def with_accuracies(paths: list[Path], *values: float) -> list[Path]:
+    for path, to in zip(paths, values, strict=True):
+        rewrite(path, lambda row, to=to: row | {"value": to} if row["metric"] == "accuracy" else row)
+    return paths
+
+
+def test_a_lead_within_the_deviation_is_not_a_win(copies):
     """Seeds far apart, means close together."""
-    for path, accuracies in zip(copies, (0.5, 0.7, 0.52, 0.72), strict=True):
-        rewrite(path, lambda row, to=accuracies: row | {"value": to} if row["metric"] == "accuracy" else row)
-    assert gather(copies)["headline"].startswith(
-        "scaffold and fedavg are too close to call: 62.0\u00a0% ± 14.1 and 60.0"
+    shown = gather(with_accuracies(copies, 0.5, 0.7, 0.52, 0.72))
+    assert shown["headline"].startswith(
+        "scaffold and fedavg cannot be told apart: 62.0\u00a0%\u00a0±\u00a014.1 and 60.0"
     )
-    for path, accuracies in zip(copies, (0.50, 0.51, 0.71, 0.72), strict=True):
-        rewrite(path, lambda row, to=accuracies: row | {"value": to} if row["metric"] == "accuracy" else row)
-    assert gather(copies)["headline"] == "scaffold was best with 71.5\u00a0%, 21.0 points above fedavg"
+    assert shown["tiles"]["result"] == "No clear winner"
+    shown = gather(with_accuracies(copies, 0.50, 0.51, 0.71, 0.72))
+    assert shown["headline"] == (
+        "scaffold is ahead with 71.5\u00a0%, 21.0 points above fedavg; 2 seeds cannot show that this is more than luck"
+    )
+
+
+@pytest.fixture
+def three_seeds(finished, tmp_path) -> list[Path]:
+    """Three methods, three seeds each: copies whose accuracies a test sets."""
+    made = []
+    for at, method in enumerate(("fedavg", "scaffold", "fedprox")):
+        for seed in range(3):
+            path = Path(shutil.copytree(finished[2 * (at == 1)], tmp_path / "three" / f"{method}-{seed}"))
+            text = (path / "config.yaml").read_text().replace("is: fedavg", f"is: {method}", 1)
+            (path / "config.yaml").write_text(re.sub(r"\nseed: \d", f"\nseed: {seed}", text))
+            made.append(path)
+    return made
+
+
+def test_all_that_cannot_be_told_from_the_best_are_named_by_the_command_lines_test(three_seeds):
+    shown = gather(with_accuracies(three_seeds, 0.80, 0.84, 0.82, 0.81, 0.83, 0.825, 0.50, 0.53, 0.51))
+    rows = {row["method"]: row for row in compare_existing(three_seeds).rows("")}
+    for group in shown["groups"]:
+        for name in ("rank", "mean", "std", "p_seeds", "p_clients"):
+            assert group["rank"][name] == rows[group["label"]][name], (group["label"], name)
+    assert shown["headline"].startswith("scaffold and fedavg cannot be told apart: 82.2")
+    terminal = compare_existing(three_seeds)
+    assert "; fedavg cannot be told from it" in sentence("", terminal.rows(""), terminal.by, "accuracy")
+    (said,) = [sentence for sentence in shown["sentences"] if sentence.startswith("Against scaffold")]
+    assert "paired t-test over seeds" in said and "fedavg p\u00a0=\u00a0" in said and "fedprox p\u00a0" in said
+    shown = gather(with_accuracies(three_seeds, 0.60, 0.61, 0.62, 0.81, 0.83, 0.825, 0.50, 0.53, 0.51))
+    assert shown["headline"] == "scaffold was best with 82.2\u00a0%, 21.2 points above fedavg"
+    assert shown["tiles"]["result"].startswith("scaffold was best: 82.2")
+
+
+def test_who_shares_data_says_so_in_the_headline_and_leaks_are_in_its_box(copies):
+    import pyarrow as pa
+
+    def shared(row):
+        return row | {"kind": "shared"} if row["kind"] == "download" and row["round"] == 1 else row
+
+    for path in copies[:2]:
+        (file,) = (path / "bytes.parquet").glob("*.parquet")
+        table = pq.read_table(file)
+        pq.write_table(pa.Table.from_pylist([shared(row) for row in table.to_pylist()], table.schema), file)
+    statement = {"release": "one {image}", "mechanism": "", "unit": "one image; or two", "adjacency": "", "delta": 1e-5}
+    statement |= {"sensitivity": "", "epsilon": 20.0, "holds": False, "because": "the mask tells", "randomness": ""}
+    statement |= {"not_covered": [], "details": {"deep": {"er": 1}}}
+    for path in copies[:2]:
+        (path / "privacy.json").write_text(json.dumps({"statements": [statement], "answers_as_they_are": {}}))
+    one = {name: {"AUC": {"value": v, "low": v - 0.01, "high": v + 0.01}} for name, v in
+           (("found", 0.9), ("chance", 0.5), ("undefended", 1.0))}  # fmt: skip
+    verdict = {"attack": "loss", "threat": "", "verdict": "Leaks: much.", "decisive": "AUC", "notes": [], **one}
+    (copies[0] / "audit.json").write_text(json.dumps({"verdicts": [verdict], "skipped": {}}))
+    shown = gather(with_accuracies(copies, 0.81, 0.82, 0.50, 0.51))
+    assert shown["headline"].startswith("fedavg, which shares data, is ahead with 81.5")
+    assert [one["text"] for one in shown["privacy"] if one["alarm"]] == [
+        "fedavg, attack loss: Leaks: much.",
+        "fedavg shares data: one {image}.",
+        "fedavg: ε = 20, not proven as stated: the mask tells.",
+    ]
+    assert shown["tiles"]["privacy"] == "Leaks in an audit, shares data, not proven as stated"
+    assert [group["shares"] for group in shown["groups"]] == ["shares data", "updates only"]
+    statement |= {"holds": True, "because": "", "epsilon": 900.0, "randomness": SEEDED}
+    for path in copies[:2]:
+        (path / "privacy.json").write_text(json.dumps({"statements": [statement], "answers_as_they_are": {}}))
+    said = [one["text"] for one in gather(copies)["privacy"]]
+    assert "fedavg: ε = 900, δ = 1e-05 for one image: proven, but so large that it promises little." in said
+    assert "fedavg: noise comes from the run's seed, which simulates protection and gives none." in said
+    (copies[0] / "audit.json").write_text('{"verdicts": 3}')
+    shown = gather(copies)
+    assert shown["tiles"]["privacy"].startswith("Shares data, ε = 900 promises little")
+    assert any(one["alarm"] and "damaged" in one["text"] for one in shown["privacy"])
+
+
+def test_a_method_without_the_measure_is_not_ranked_and_told(personal, tmp_path):
+    blind = run(tmp_path / "fedprox", "algorithm=fedprox", "evaluate.personal=none")
+    shown = gather([*personal, blind])
+    assert shown["measure"] == "personal" and "personal" in shown["measures"]
+    ranks = {group["label"]: group["rank"] for group in shown["groups"]}
+    assert ranks.pop("fedprox") is None and all(ranks.values())
+    (said,) = [sentence for sentence in shown["sentences"] if sentence.startswith("fedprox")]
+    assert said.startswith("fedprox is not ranked: it lacks personal models. It is drawn with what it has: fedprox")
+
+
+def test_preparation_is_told_and_does_not_count(tmp_path):
+    words = ["algorithm=fedxds", "algorithm.warmup_rounds=2", "rounds=2", "evaluate.personal=none"]
+    shown = gather([run(tmp_path / "shared", *words)])
+    (group,), (row,) = shown["groups"], shown["runs"]
+    assert group["curves"]["global"]["round"] == [1, 2] and group["rounds"]["mean"] == 2
+    sent = pq.read_table(tmp_path / "shared" / "bytes.parquet").to_pylist()
+    before = [b for b in sent if b["round"] <= 3 and not b["kind"].startswith("evaluation")]
+    assert group["preparation"]["rounds"] == 3 and row["preparation"]["bytes"] == sum(
+        b["payload"] + b["header"] for b in before
+    )
+    assert "3 preparatory rounds of fedxds cost traffic and time, but do not count as rounds." in shown["costs"]
+    assert shown["headline"].startswith("fedxds, which shares data, reached")
+
+
+def test_all_measures_are_those_of_the_tables(tmp_path):
+    paths = [run(tmp_path / f"{s}", "evaluate.measures=all", f"seed={s}", "rounds=2") for s in (0, 1)]
+    (group,), rows = (
+        (shown := gather(paths))["groups"],
+        [pq.read_table(p / "metrics.parquet").to_pylist() for p in paths],
+    )
+
+    def stored(seed: int, **wanted) -> list[float]:
+        return [row["value"] for row in rows[seed] if all(row[key] == value for key, value in wanted.items())]
+
+    where = {"round": 2, "client": None, "model": "global"}
+    for name in ("balanced_accuracy", "auroc", "ece", "loss"):
+        values = [stored(seed, metric=name, **where)[0] for seed in (0, 1)]
+        assert group["detailed"]["global"]["pooled"][name]["mean"] == statistics.fmean(values)
+    values = [stored(seed, metric="sensitivity/3", **where)[0] for seed in (0, 1)]
+    assert group["detailed"]["global"]["classes"]["sensitivity"][3]["mean"] == statistics.fmean(values)
+    counts = [sum(stored(seed, metric="confusion/3/3", **where)) for seed in (0, 1)]
+    assert group["detailed"]["global"]["confusion"][3][3] == sum(counts)
+    look = shown["runs"][0]["evaluations"]["personal after"]
+    mine = {"round": 2, "client": 4, "model": "personal after"}
+    assert look["more"]["auroc"][4] == stored(0, metric="auroc", **mine)[0]
+    own = shown["runs"][0]["detailed"]["personal after"]["sensitivity"][4]
+    found = {f"sensitivity/{k}": value for k, value in enumerate(own) if value is not None}
+    assert found and found == {r["metric"]: r["value"] for r in rows[0] if r["metric"].startswith("sensitivity/")
+                               and all(r[key] == value for key, value in mine.items())}  # fmt: skip
+    personal = group["detailed"]["personal after"]["clients"]["auroc"]["mean"]
+    assert personal["mean"] == statistics.fmean(
+        stored(seed, metric="auroc_mean", model="personal after", round=2)[0] for seed in (0, 1)
+    )
 
 
 def rewrite(path: Path, change) -> None:
@@ -544,8 +689,16 @@ def test_words_have_contrast_in_light_and_dark():
             ("quiet", "panel"),
             ("link", "paper"),
             ("alarm", "alarm-paper"),
+            ("alarm", "paper"),
         ]:
             assert contrast(theme[ink], theme[paper]) >= 4.5, (ink, paper)
+        deepest = mixed(theme["heat"], theme["paper"], 0.66)  # of a heat map, with its number in it
+        assert contrast(theme["ink"], deepest) >= 4.5
+
+
+def mixed(over: str, under: str, share: float) -> str:
+    parts = ([int(colour[at : at + 2], 16) for at in (1, 3, 5)] for colour in (over, under))
+    return "#" + "".join(f"{round(share * a + (1 - share) * b):02x}" for a, b in zip(*parts, strict=True))
 
 
 def test_every_method_has_its_own_look():
@@ -575,7 +728,7 @@ def test_fine_tuned_methods_look_like_no_other():
 )
 def test_the_first_picture_names_clients_and_not_their_ranks(tmp_path, monkeypatch, method, looks):
     folder = RunFolder(run(tmp_path / "run", f"algorithm={method}", "evaluate.personal_every=0"))
-    monkeypatch.setattr(figure, "save", lambda figure, path: figure)
+    monkeypatch.setattr(figure, "save", lambda figure, path, **_: figure)
     axis = figure.draw_run(folder, tmp_path / "run").axes[2]
     accuracies = client_accuracies(folder.metrics())
     named = [int(label.get_text()) for label in axis.get_xticklabels()]

@@ -3,7 +3,9 @@
 import csv
 import io
 import json
+import os
 import shutil
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -33,7 +35,7 @@ def runs(tmp_path_factory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def report(runs) -> Path:
-    """With a privacy statement, an audit and a picture in one run."""
+    """With a privacy statement that has details, an audit and a picture in one run."""
     from PIL import Image
 
     measured = {name: {"AUC": {"value": v, "low": v - 0.1, "high": v + 0.1}} for name, v in
@@ -42,7 +44,8 @@ def report(runs) -> Path:
     (runs[0] / "audit.json").write_text(json.dumps({"verdicts": [verdict | measured], "skipped": {"lira": "no time"}}))
     statement = {"release": "uploads", "mechanism": "Gaussian", "unit": "client", "adjacency": "replace", "delta": 1e-5}
     statement |= {"sensitivity": "2", "epsilon": 3.5, "holds": True, "because": "", "randomness": "seed"}
-    statement |= {"not_covered": ["weights"], "details": {}}
+    statement |= {"not_covered": ["weights"]}
+    statement |= {"details": {"several_images": {"10": 2.5, "100": None}, "budget": None, "spent": [1, 2]}}
     said = {"statements": [statement], "updates_as_they_are": [], "answers_as_they_are": {}}
     (runs[0] / "privacy.json").write_text(json.dumps(said))
     (runs[0] / "figures").mkdir(exist_ok=True)
@@ -64,7 +67,7 @@ def test_the_page_is_whole_on_every_screen(browser, report, size, dark):
         assert page.evaluate("document.querySelectorAll('#curves svg polyline').length") == 3
         for section in ("clients", "bytes", "split", "audits"):
             page.until(f"document.querySelector('#{section} .chart svg') !== null")
-        titles = page.evaluate("[...document.querySelectorAll('h2')].map((e) => e.textContent)")
+        titles = page.evaluate("[...document.querySelectorAll('section h2')].map((e) => e.textContent)")
         assert titles == ["Comparison", "Clients", "Bytes", "Who owns what", "Privacy", "Audits",
                           "What models look at", "Runs", "Configuration", "Environment"]  # fmt: skip
         assert page.evaluate("document.documentElement.scrollWidth") <= SIZES[size][0], "it can be scrolled sideways"
@@ -81,6 +84,10 @@ def test_the_first_screen_has_the_answer_and_the_chart(browser, report):
         )
         box = page.evaluate("document.querySelector('#curves .chart svg').getBoundingClientRect().toJSON()")
         assert box["top"] + box["height"] / 2 < 800
+        cells = page.evaluate("[...document.querySelectorAll('#answer .cell h2')].map((e) => e.textContent)")
+        assert cells == ["Result", "Privacy", "Cost"]
+        tiles = page.evaluate("[...document.querySelectorAll('#answer .big')].map((e) => e.textContent)")
+        assert tiles == [embedded(report.read_text())["tiles"][name] for name in ("result", "privacy", "cost")]
 
 
 def test_the_button_changes_light_and_dark(browser, report):
@@ -130,19 +137,20 @@ def test_curves_go_over_bytes_and_seconds_and_methods_can_be_hidden(browser, rep
 
 def test_tables_sort_by_value(browser, report):
     shown = embedded(report.read_text())
-    accuracy = {group["label"]: group["accuracy"]["global"]["mean"] for group in shown["groups"]}
+    accuracy = {group["label"]: group["rank"]["mean"] for group in shown["groups"]}
     rows = "[...document.querySelectorAll('#comparison tbody th')].map((e) => e.textContent)"
     header = "#comparison thead th:nth-child(3)"
     with opened(browser, report) as page:
         downwards = sorted(accuracy, key=lambda label: -accuracy[label])
+        assert page.evaluate(rows) == downwards  # as the headline ranks
+        page.click("#comparison thead th:nth-child(1) button")
+        assert page.evaluate(rows) == sorted(accuracy)
         page.click(f"{header} button")
         assert page.evaluate(rows) == downwards
         assert page.evaluate(f"document.querySelector('{header}').ariaSort") == "descending"
         page.click(f"{header} button")
         assert page.evaluate(rows) == downwards[::-1]
         assert page.evaluate(f"document.querySelector('{header}').ariaSort") == "ascending"
-        page.click("#comparison thead th:nth-child(1) button")
-        assert page.evaluate(rows) == sorted(accuracy)
 
 
 def test_tables_are_copied_as_latex_markdown_and_csv(browser, report):
@@ -155,22 +163,22 @@ def test_tables_are_copied_as_latex_markdown_and_csv(browser, report):
             page.until(f"document.querySelector('#comparison [role=status]').textContent === 'Copied as {kind}.'")
             return page.evaluate("navigator.clipboard.readText()")
 
-        rows = [*csv.DictReader(io.StringIO(copied("CSV")))]
+        rows, column = [*csv.DictReader(io.StringIO(copied("CSV")))], "global model (mean of last 4), %"
         for row in rows:
             group = next(group for group in shown["groups"] if group["label"] == row["method"])
-            assert float(row["global model, %"]) == group["accuracy"]["global"]["mean"]
+            assert float(row[column]) == group["rank"]["mean"]
             assert int(float(row["traffic"])) == group["bytes"]["mean"] and int(row["runs"]) == len(group["runs"])
-            deviation = group["accuracy"]["global"]["std"]
-            assert (
-                row["global model, %, std"] == ""
-                if deviation is None
-                else float(row["global model, %, std"]) == deviation
-            )
+            deviation = group["rank"]["std"]
+            assert row[f"{column}, std"] == "" if deviation is None else float(row[f"{column}, std"]) == deviation
         markdown = copied("Markdown").splitlines()
         assert len(markdown) == 5 and markdown[0].startswith("| method | runs |") and set(markdown[1]) == set("| -:")
-        best = max(group["accuracy"]["global"]["mean"] for group in shown["groups"])
+        best = max(group["rank"]["mean"] for group in shown["groups"])
         latex = copied("LaTeX")
-        assert f"\\textbf{{{100 * best:.1f}" in latex and "global model, \\%" in latex and "\\begin{tabular}" in latex
+        assert (
+            f"\\textbf{{{100 * best:.1f}" in latex
+            and "global model (mean of last 4), \\%" in latex
+            and "\\begin{tabular}" in latex
+        )
         assert latex.count("\\\\\n") == 4 and page.errors == []
 
 
@@ -200,6 +208,175 @@ def test_keys_reach_everything_and_headings_are_in_order(browser, report):
         page.until("document.querySelector('dialog') === null")
 
 
+def test_the_first_chart_begins_at_zero_and_marks_every_evaluation(browser, report):
+    with opened(browser, report) as page:
+        assert page.evaluate("document.querySelector('#curves .x-tick').textContent") == "0"
+        assert page.evaluate("document.querySelectorAll('#curves .marks circle').length") == 3 * 4
+        shown = "document.querySelectorAll('#curves .band.shown').length"
+        assert page.evaluate(shown) == 0 and page.evaluate("document.querySelectorAll('#curves .whisker').length") == 4
+        page.hover("#curves .chart svg polyline.line", 1.0, 0.05)
+        page.until(f"{shown} <= 1 && document.querySelectorAll('#curves .line.chosen').length === 1")
+        ends = page.evaluate("[...document.querySelectorAll('#curves .chart text.name')].map((e) => e.textContent)")
+        assert sorted(ends) == ["fedavg", "fedprox", "scaffold"] and page.errors == []
+
+
+def test_names_stay_at_their_lines(browser, report):
+    """As near to their ends as rows of text allow: three lines that end within a row are two rows apart at most."""
+    with opened(browser, report) as page:
+        gaps = page.evaluate("""(() => { const marks = [...document.querySelectorAll('#curves .marks circle')];
+            const at = {}; for (const dot of marks) at[dot.getAttribute('class')] = dot.cy.baseVal.value;
+            const ends = Object.values(at).sort((a, b) => a - b);
+            const texts = [...document.querySelectorAll('#curves .chart text.name')];
+            const names = texts.map((e) => e.y.baseVal[0].value - 4);
+            return names.sort((a, b) => a - b).map((y, n) => Math.abs(y - ends[n])); })()""")
+        assert len(gaps) == 3 and max(gaps) <= 31
+
+
+def test_one_evaluation_is_bars_and_clients_and_no_lone_dot(browser, tmp_path):
+    alone = run(tmp_path / "alone", "evaluate.every=0", "evaluate.personal_every=0")
+    with browser.open(write([alone], tmp_path / "alone.html").as_uri(), 1280, 800) as page:
+        page.until("document.querySelectorAll('#curves .level').length === 1")
+        assert page.evaluate("document.querySelectorAll('#curves circle.client').length") == 6
+        assert page.evaluate("document.querySelectorAll('#curves .marks circle').length") == 0 and page.errors == []
+
+
+def test_the_headlines_measure_is_drawn_first_and_training_beside_it(browser, tmp_path):
+    """Personal models are ranked, but evaluated once: bars of them, then curves of the global model."""
+    for method in ("fedavg", "fedper"):
+        run(tmp_path / "runs" / method, f"algorithm={method}", "evaluate.personal_every=0")
+    out = write([tmp_path / "runs"], tmp_path / "report.html")
+    with browser.open(out.as_uri(), 1280, 800) as page:
+        page.until("document.querySelectorAll('#levels .level').length === 2")
+        page.until("document.querySelectorAll('#curves .line').length > 0")
+        assert "personal models after local training" in page.evaluate(
+            "document.querySelector('#levels h2').textContent"
+        )
+        assert embedded(out.read_text())["measure"] == "personal after"
+        said = page.evaluate("document.querySelector('#curves figcaption').textContent")
+        assert "fedper lacks this model and is drawn with what it has: personal, after training." in said
+        assert page.evaluate("document.querySelectorAll('#curves circle.hollow').length") == 1 and page.errors == []
+
+
+def test_nothing_is_shown_unformatted_or_before_it_is_asked_for(browser, report):
+    with opened(browser, report) as page:
+        text = page.evaluate("document.body.textContent")
+        assert "[object" not in text.partition('"version"')[0] + page.evaluate(
+            "document.querySelector('main').textContent"
+        )
+        facts = page.evaluate("[...document.querySelectorAll('#privacy dt')].map((e) => e.textContent)")
+        assert "several images" in facts and "budget" not in facts  # which nobody set
+        assert page.evaluate("[...document.querySelectorAll('#privacy dd')].map((e) => e.textContent)").count("–") == 0
+        assert page.evaluate("document.querySelectorAll('#configuration details[open]').length") == 0
+        assert page.evaluate("document.querySelectorAll('#configuration > dl').length") == 0
+        cells = (
+            "[...document.querySelectorAll('{} tbody tr')].map((r) => [...r.cells].slice(1).map((c) => c.textContent))"
+        )
+        rows = page.evaluate(cells.format("#configuration"))
+        assert rows and all(len(set(row)) > 1 for row in rows)
+        assert all(set(row) - {"–", ""} for row in page.evaluate(cells.format("section")))
+
+
+def test_charts_and_tables_are_downloaded(browser, report, tmp_path):
+    from xml.etree import ElementTree
+
+    from PIL import Image
+
+    with opened(browser, report) as page:
+        browser.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
+
+        def kept(selector: str, name: str) -> Path:
+            page.click(selector)
+            place, end = tmp_path / name, time.monotonic() + 10
+            while not place.exists():
+                assert time.monotonic() < end, f"{selector} gave {[*tmp_path.iterdir()]}"
+                time.sleep(0.05)
+            return place
+
+        root = ElementTree.parse(kept("#curves [data-save=SVG]", "accuracy-over-rounds.svg")).getroot()
+        tags = [node.tag.rpartition("}")[2] for node in root.iter()]
+        assert tags.count("circle") == 12 and tags.count("polygon") == 0  # no band was shown
+        assert not any("class" in node.attrib for node in root.iter())
+        line = next(node for node in root.iter() if node.tag.endswith("polyline"))
+        assert line.attrib["stroke"].startswith("rgb(") and line.attrib["fill"] == "none"
+        with Image.open(kept("#curves [data-save=PNG]", "accuracy-over-rounds.png")) as picture:
+            wide = page.evaluate("document.querySelector('#curves .chart svg').viewBox.baseVal.width")
+            assert picture.width == 3 * wide and len(picture.convert("RGB").getcolors(1 << 24)) > 50
+        rows = [*csv.DictReader(kept("#comparison [data-save=CSV]", "comparison-of-methods.csv").open())]
+        assert {row["method"] for row in rows} == {"fedavg", "fedprox", "scaffold"} and page.errors == []
+
+
+def test_a_leak_and_what_it_recovered_are_in_the_answer(browser, runs, tmp_path):
+    from PIL import Image
+
+    leaky = Path(shutil.copytree(runs[3], tmp_path / "leaky"))
+    one = {name: {"SSIM": {"value": v, "low": v - 0.01, "high": v + 0.01}} for name, v in
+           (("found", 0.7), ("chance", 0.1), ("undefended", 0.9))}  # fmt: skip
+    verdict = {
+        "attack": "gradients",
+        "threat": "",
+        "verdict": "Leaks: SSIM 0.7.",
+        "decisive": "SSIM",
+        "notes": [],
+        **one,
+    }
+    (leaky / "audit.json").write_text(json.dumps({"verdicts": [verdict], "skipped": {}}))
+    (leaky / "figures").mkdir(exist_ok=True)
+    Image.effect_noise((1200, 300), 60).save(leaky / "figures" / "audit-gradients.png")
+    with opened(browser, write([leaky], tmp_path / "report.html")) as page:
+        assert "Leaks in an audit" in page.evaluate("document.querySelector('#safety .big').textContent")
+        assert page.evaluate("document.querySelector('#safety .alarmed').textContent").endswith("Leaks: SSIM 0.7.")
+        wide = page.evaluate("document.querySelector('#answer .recovered img').clientWidth")
+        assert wide > 900 and page.errors == []
+
+
+def choose(page, selector: str, number: int, value: str) -> None:
+    """Another option of the number-th selection there."""
+    found = f"document.querySelectorAll('{selector} select')[{number}]"
+    page.evaluate(f"{found}.value = '{value}'; {found}.dispatchEvent(new Event('change'))")
+
+
+def test_all_measures_are_shown_by_class_and_client(browser, tmp_path):
+    out = write([run(tmp_path / "all", "evaluate.measures=all")], tmp_path / "report.html")
+    with opened(browser, out) as page:
+        heads = page.evaluate("[...document.querySelectorAll('#measure-table th button')].map((e) => e.textContent)")
+        assert heads[2:] == ["accuracy, %", "balanced accuracy, %", "AUROC, %", "ECE, %", "loss"]
+        page.until("document.querySelectorAll('#measures .confusion .cell').length === 100")
+        first = "document.querySelectorAll('#measures .table')[1]"
+        assert page.evaluate(f"{first}.querySelectorAll('tbody tr').length") == 10  # classes
+        choose(page, "#measures", 1, "1")  # personal models
+        page.evaluate("document.querySelector('#measures details').open = true")
+        page.until("document.querySelectorAll('#measures details .cell').length > 6")
+        choose(page, "#clients", 1, "auroc")
+        words = "[...document.querySelectorAll('#clients text')].map((e) => e.textContent)"
+        page.until(f"{words}.includes('AUROC of each client, %')")
+        assert page.errors == []
+
+
+def test_wide_tables_say_that_they_go_on(browser, report):
+    with opened(browser, report, "phone") as page:
+        cue = "getComputedStyle(document.querySelector('#comparison .cue')).display"
+        page.until(f"{cue} !== 'none'")
+        assert page.evaluate("document.querySelector('#comparison .wrap').className") == "wrap more-right"
+        page.evaluate("document.querySelector('#comparison .scroll').scrollTo(9999, 0)")
+        page.until("document.querySelector('#comparison .wrap').className === 'wrap more-left'")
+
+
+AXE = Path(os.environ.get("FEDLENS_AXE", "node_modules/axe-core/axe.min.js"))  # npm install axe-core
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not AXE.is_file(), reason="FEDLENS_AXE does not name axe.min.js (npm package axe-core)")
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("size", SIZES)
+def test_axe_finds_nothing(browser, report, size, dark):
+    with opened(browser, report, size, dark) as page:
+        page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+        page.evaluate(AXE.read_text() + "; 1")
+        brief = "[one.impact, one.id, one.nodes.slice(0, 3).map((node) => node.html)]"
+        found = page.evaluate(f"axe.run(document).then((found) => found.violations.map((one) => {brief}))")
+        assert found == []
+
+
 def test_it_prints(browser, report):
     with opened(browser, report, dark=True) as page:
         pdf = page.pdf()
@@ -225,7 +402,7 @@ def test_own_models_of_any_name_stand_in_one_table(browser, tmp_path):
     groups = {group["label"]: group for group in embedded(out.read_text())["groups"]}
     cells = "[...document.querySelectorAll('{} tbody tr')].map((r) => [...r.cells].map((c) => c.innerText.trim()))"
     with browser.open(out.as_uri(), 1280, 800) as page:
-        page.until("document.querySelectorAll('#curves svg circle').length > 0")
+        page.until("document.querySelectorAll('#curves svg').length > 0")
         rows = page.evaluate(cells.format("#clients"))
         assert {row[0]: row[1] for row in rows} == {label: group["personal"] for label, group in groups.items()}
         for row in rows:

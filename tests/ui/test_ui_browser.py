@@ -66,7 +66,7 @@ def address(server: LiveServer) -> str:
 def opened(browser: Chromium, server: LiveServer, size: str = "laptop", more: str = "", dark: bool = False) -> Page:
     width, height, phone = SIZES[size]
     page = browser.open(address(server) + more, width, height, phone=phone, dark=dark)
-    page.until("document.querySelector('.runs li, .bar svg') !== null")
+    page.until("document.querySelector('.runs tbody tr, .bar svg') !== null")
     return page
 
 
@@ -80,7 +80,7 @@ def test_the_list_on_every_screen(browser, served, size, dark):
     with opened(browser, served, size, dark=dark) as page:
         assert page.evaluate("document.querySelector('h1').textContent") == "3 done, 1 corrupt"
         assert sorted(page.evaluate(NAMES)) == ["broken", "fedavg-0", "fedavg-1", "scaffold-0"]
-        assert page.evaluate("document.querySelectorAll('.runs .spark polyline').length") == 4
+        assert page.evaluate("document.querySelectorAll('.runs .curve polyline').length") == 4
         assert "config.yaml is damaged" in page.evaluate("document.querySelector('.runs .trouble').textContent")
         assert page.evaluate("document.documentElement.scrollWidth") <= SIZES[size][0], "it can be scrolled sideways"
         ticks = "[...document.querySelectorAll('.runs .tick')].map((e) => e.getBoundingClientRect())"
@@ -95,17 +95,15 @@ def test_each_number_says_whose_it_is(browser, tmp_path):
         run(tmp_path / method, f"algorithm={method}")
     tuned = json.loads((tmp_path / "fedavg+ft" / "result.json").read_text())["personal"]["fine-tuned"]["mean"]
     shown = (
-        "Object.fromEntries([...document.querySelectorAll('.runs li')].map((e) => ["
-        "e.querySelector('.name').textContent, e.querySelector('.accuracy small').textContent]))"
+        "Object.fromEntries([...document.querySelectorAll('.runs tbody tr')].map((e) => ["
+        "e.querySelector('.name').textContent, e.querySelector('small').textContent]))"
     )
     with _served(tmp_path) as server, opened(browser, server) as page:
         assert page.evaluate(shown) == {"fedavg": "global", "local": "personal", "fedavg+ft": "personal"} and quiet(
             page, server
         )
-        number = "[...document.querySelectorAll('.runs li')].find((e) => e.querySelector('.name').textContent === '{}')"
-        assert f"{100 * tuned:.1f} %" in page.evaluate(
-            f"{number.format('fedavg+ft')}.querySelector('.accuracy').textContent"
-        )
+        number = "document.querySelector(\".runs tbody tr:has([title='fedavg+ft']) td\").textContent"
+        assert f"{100 * tuned:.1f}" in page.evaluate(number)
 
 
 def test_the_headline_does_not_speak_before_the_server_has(browser, tmp_path):
@@ -126,7 +124,7 @@ def test_runs_are_found_and_filtered(browser, served):
         page.evaluate("document.querySelector('.search').focus()")
         page.call("Input.insertText", text="SCAFF")
         page.until(f"{NAMES}.join() === 'scaffold-0'")
-        page.evaluate("(() => { const s = document.querySelector('select'); s.value = 'failed';"
+        page.evaluate("(() => { const s = document.querySelector('[role=search] select'); s.value = 'failed';"
                       "s.dispatchEvent(new Event('change')); })()")  # fmt: skip
         page.until(f"{NAMES}.length === 0")
         assert "No run is like that" in page.evaluate("document.querySelector('main').innerText")
@@ -154,7 +152,7 @@ def test_ticked_runs_are_drawn_together_and_reported(browser, served, size):
         report = page.evaluate("document.querySelector('#comparison a').href")
         page.click("#clear")
         page.until("document.querySelector('#comparison').hidden")
-        assert not page.evaluate("[...document.querySelectorAll('.runs input')].some((e) => e.checked)")
+        assert not page.evaluate("[...document.querySelectorAll('.runs tbody input')].some((e) => e.checked)")
         assert quiet(page, served)
     with browser.open(report) as page:
         page.until("document.querySelectorAll('#curves svg polyline').length === 2")  # two methods
@@ -164,7 +162,7 @@ def test_ticked_runs_are_drawn_together_and_reported(browser, served, size):
 @pytest.mark.parametrize("size", SIZES)
 def test_a_run_and_one_of_its_clients(browser, served, folder, size):
     with opened(browser, served, size) as page:
-        page.click(".runs a[href='#run=fedavg-0']")
+        page.click(".runs a[title='fedavg-0']")
         page.until("document.querySelector('h1').textContent === 'fedavg-0'")
         page.until("document.querySelectorAll('.two polyline').length === 2")
         page.until("document.querySelectorAll('#clients tbody tr').length === 6")
@@ -179,9 +177,9 @@ def test_a_run_and_one_of_its_clients(browser, served, folder, size):
         page.press("Enter")
         page.until("document.querySelector('#client .warning') !== null")
         assert "there are 6, counted from 0" in page.evaluate("document.querySelector('#client .warning').textContent")
-        assert "partition" in page.evaluate("document.querySelector('details').textContent")
+        assert "partition" in page.evaluate("document.querySelector('main details:last-child').textContent")
         page.click(".back")
-        page.until("document.querySelectorAll('.runs li').length === 4")
+        page.until("document.querySelectorAll('.runs tbody tr').length === 4")
         errors = [error for error in page.errors if "400" not in error]  # Chromium notes the client that is not there
         assert errors == []
 
@@ -224,7 +222,7 @@ def test_it_says_when_the_server_is_gone_and_goes_on_when_it_is_back(browser, fo
         page.until("!document.querySelector('.lost').hidden", 15)
         with _served(folder, port=port):
             page.until("document.querySelector('.lost').hidden", 20)
-            assert page.evaluate("document.querySelectorAll('.runs li').length") == 4
+            assert page.evaluate("document.querySelectorAll('.runs tbody tr').length") == 4
 
 
 def test_markup_in_a_run_stays_text(browser, folder, tmp_path):
@@ -240,10 +238,10 @@ def test_markup_in_a_run_stays_text(browser, folder, tmp_path):
 def test_a_token_opens_the_page_and_leaves_its_address(browser, folder):
     with _served(folder, token="a-long-secret-word") as server:
         with browser.open(f"{address(server)}?token=a-long-secret-word") as page:
-            page.until("document.querySelectorAll('.runs li').length === 4")
+            page.until("document.querySelectorAll('.runs tbody tr').length === 4")
             assert page.evaluate("location.href") == address(server) and page.errors == []
         with browser.open(f"{address(server)}") as page:  # the cookie is there
-            page.until("document.querySelectorAll('.runs li').length === 4")
+            page.until("document.querySelectorAll('.runs tbody tr').length === 4")
             assert page.evaluate("document.cookie") == ""
 
 
@@ -262,7 +260,7 @@ def test_everything_can_be_reached_by_keys(browser, served):
         told = "(e.ariaLabel || e.textContent || e.labels?.[0]?.textContent || '').trim()"
         seen = "[...document.querySelectorAll('button, select, input, a')].filter((e) => e.offsetParent)"
         assert page.evaluate(f"{seen}.every((e) => {told})")
-        page.evaluate("document.querySelector('.runs input').focus()")
+        page.evaluate("document.querySelector('.runs tbody input').focus()")
         page.press("Tab")
         assert page.evaluate("document.activeElement.className") == "name"
         page.press("Enter")

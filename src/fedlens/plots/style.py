@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import textwrap
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib import resources
 from pathlib import Path
 from typing import Any
+
+from . import paper
 
 # Seven hues after Okabe and Ito, at least 3:1 against their background, as thin lines and small marks need it.
 COLOURS = ("#0072B2", "#D55E00", "#1F6B3A", "#985A80", "#A79331", "#1798C8", "#1C1420")
@@ -38,6 +40,8 @@ _SETTINGS: dict[Any, Any] = {
     "axes.axisbelow": True,
     "legend.frameon": False,
     "svg.hashsalt": "fedlens",  # the same picture gives the same file
+    "pdf.fonttype": 42,  # TrueType: publishers refuse Type 3
+    "ps.fonttype": 42,
 }
 
 
@@ -81,7 +85,7 @@ def caption(figure: Any, text: str) -> None:
     wide, high = figure.get_size_inches()
     below = figure.get_tightbbox().y0 - 0.08
     lines = textwrap.fill(text, int(13 * wide))  # letters of this size to an inch
-    figure.text(0.5, below / high, lines, ha="center", va="top", fontsize=8.5, color="#444444")
+    figure.text(0.5, below / high, lines, ha="center", va="top", fontsize=8.5, color="#444444", gid=paper.CAPTION)
 
 
 _STAMP: ContextVar[str] = ContextVar("stamp", default="")
@@ -103,18 +107,34 @@ def _stamp(figure: Any, text: str) -> None:
     wide, high = figure.get_size_inches()
     above = figure.get_tightbbox().y1 + 0.08
     lines = textwrap.fill(text, int(13 * wide))
-    figure.text(0.5, above / high, lines, ha="center", va="bottom", fontsize=8.5, color="#c00000")
+    figure.text(0.5, above / high, lines, ha="center", va="bottom", fontsize=8.5, color="#c00000", gid=paper.STAMP)
 
 
-def save(figure: Any, path: Path) -> Path:
-    """As PNG, SVG and PDF beside each other; returns the PNG."""
+def write(figure: Any, path: Path) -> None:
+    """One file, of the kind that its name says; at the width of a page where there is one."""
+    import matplotlib
+
+    with matplotlib.rc_context({name: value for name, value in _SETTINGS.items() if "fonttype" in name}):
+        if page := paper.page():
+            paper.write(figure, path.with_suffix(""), page, whole=True, kinds={path.suffix: None})
+        else:
+            figure.savefig(path)
+
+
+def save(figure: Any, path: Path, *, whole: bool = False, metadata: Mapping[str, Any] = KINDS) -> Path:
+    """As PNG, SVG and PDF beside each other; returns the PNG. In a paper's style, its panels too, or the `whole`."""
+    import matplotlib
+
     path.parent.mkdir(parents=True, exist_ok=True)
     if text := _STAMP.get():
         _stamp(figure, text)
     figure.draw_without_rendering()
     figure.set_layout_engine("none")  # laid out and measured once: doing it for each kind takes longer than drawing
     room = figure.get_tightbbox().padded(0.1)
-    for kind, metadata in KINDS.items():
-        figure.savefig(path.with_suffix(kind), metadata=metadata, bbox_inches=room)
+    with matplotlib.rc_context(_SETTINGS):
+        for kind, about in metadata.items():
+            figure.savefig(path.with_suffix(kind), metadata=about, bbox_inches=room)
+        if page := paper.page():
+            paper.write(figure, path.with_suffix(""), page, whole, metadata)
     pyplot().close(figure)
     return path.with_suffix(".png")

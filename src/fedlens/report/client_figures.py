@@ -38,7 +38,7 @@ def accuracy_bars(
         said = f"mean {100 * numbers['mean']:.1f} %, std {100 * numbers['std']:.2f}, "
         said += f"worst tenth {100 * numbers['worst_decile']:.1f} % (dotted), Jain {numbers['jain']:.3f}"
         axis.set_title(f"{name}: {said}", fontsize=9, loc="left")
-        axis.set(ylim=(0, 101), xlim=(-0.7, len(order) - 0.3), ylabel="accuracy, %")
+        axis.set(ylim=(0, 101), xlim=(-0.7, len(order) - 0.3), ylabel="accuracy, %", label=name)
         name_ticks(axis, called if len(order) <= NUMBERED else [], 7)
         axis.tick_params(labelbottom=axis is axes[-1, 0] or not names.clients)  # once is enough for words
         axis.grid(axis="x", visible=False)
@@ -80,7 +80,7 @@ def confusion_matrices(counts: Mapping[str, Tensor], classes: Sequence[str], pat
         columns = [*names, "others"] if strays else names
         axis.set_xticks(range(len(columns)), columns, rotation=90, fontsize=7)
         axis.set_yticks(range(len(names)), names, fontsize=7)
-        axis.set_xlabel("taken for")
+        axis.set(xlabel="taken for", label=name)
         axis.grid(False)
     axis = axes[0] if len(counts) > 1 else axes
     axis.set_ylabel("true class")
@@ -112,8 +112,8 @@ def loss_lines(axis: Any, losses: Mapping[str, Mapping[int, float]]) -> None:
     axis.legend()
 
 
-def grouped_bars(axis: Any, groups: Mapping[str, Mapping[str, float | None]]) -> None:
-    """{group: {bar: value}}, with the values above; None is a gap."""
+def grouped_bars(axis: Any, groups: Mapping[str, Mapping[str, float | None]], ylabel: str) -> None:
+    """{group: {bar: value}}, with the values above; None is a gap. The label says where bars do not begin at zero."""
     bars = list(dict.fromkeys(bar for values in groups.values() for bar in values))
     width = 0.8 / len(bars)
     for at, (bar, colour) in enumerate(zip(bars, _cycle(len(bars)), strict=True)):
@@ -128,7 +128,9 @@ def grouped_bars(axis: Any, groups: Mapping[str, Mapping[str, float | None]]) ->
     axis.grid(axis="x", visible=False)
     if known:
         room = max(max(known) - min(known), 4)
-        axis.set_ylim(max(0, min(known) - room), max(known) + 0.35 * room)
+        bottom = max(0, min(known) - room)
+        axis.set_ylim(bottom, max(known) + 0.35 * room)
+        axis.set_ylabel(f"{ylabel} (axis cut)" if bottom else ylabel)
     axis.legend(ncols=len(bars), loc="upper center", fontsize=8)
 
 

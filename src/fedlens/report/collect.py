@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..compare.measured import Compared, as_compared
 from ..core.errors import BadInput
 from ..core.files import finite
 from ..data import Names
@@ -14,6 +15,7 @@ from ..runs.opened import OpenedRun
 from ..runs.places import without_folders
 from ..runs.read import (
     StoredRun,
+    bytes_per_round,
     client_accuracies,
     damage_of,
     fairness,
@@ -24,6 +26,8 @@ from ..runs.read import (
     thinned,
 )
 from ..simulate.progress import counted
+from .measures import by_client, detailed
+from .safety import leaking, sharing
 from .thumbnails import Pictures
 
 DRAWN = 100  # clients of a split at most
@@ -47,6 +51,7 @@ def collect(path: Path, name: str, pictures: Pictures, latency: bool = False) ->
 def _intact(run: StoredRun, pictures: Pictures, name: str, latency: bool) -> dict[str, Any]:
     names = run.folder.names()
     own = _own_part(run, latency) if run.result else {}
+    sent, privacy, audit = run.traffic(), run.json("privacy.json"), _without_run(run.json("audit.json"))
     return {
         "state": "complete" if run.result else "unfinished",
         "trouble": run.unfinished,
@@ -57,15 +62,31 @@ def _intact(run: StoredRun, pictures: Pictures, name: str, latency: bool) -> dic
         "data": run.passport["data"]["sha256"],
         "curves": run.curves(),
         "evaluations": evaluations(run, names),
-        "bytes": run.traffic(),
+        "preparation": preparation(run),
+        "detailed": detailed(run, names) if run.result else {},
+        "compared": as_compared(Compared("", run.method, run.settings.get("seed", 0), run.folder.path), run),
+        "bytes": sent,
         "seconds": run.total("seconds") or 0.0,
         "owned": owned(counts, names) if (counts := label_counts(run.folder)) else None,
-        "privacy": run.json("privacy.json"),
-        "audit": _without_run(run.json("audit.json")),
+        "privacy": privacy,
+        "shares": sharing(run.method, sent, privacy),
+        "audit": audit,
         "flower": _flower(run),
         "sub_models": [{**row, "name": names.client(row["client"])} for row in own.get("sub_models", ())],
         "timed": own.get("timed", ""),
-        "pictures": pictures.of(run.folder.figures, name),
+        "pictures": pictures.of(run.folder.figures, name, leaking(audit)),
+    }
+
+
+def preparation(run: StoredRun) -> dict[str, float]:
+    """What was spent before the first round that counts; `others`: rounds later on that count no more than these."""
+    rounds, done = min(run.counts.preparation, run.all_rounds), run.all_rounds
+    sent, taken = bytes_per_round(run.bytes), run.per_round("seconds")
+    return {
+        "rounds": rounds,
+        "bytes": sum(count for round, count in sent.items() if round <= rounds),
+        "seconds": sum(seconds for round, seconds in taken.items() if round <= rounds),
+        "others": done - rounds - run.rounds,
     }
 
 
@@ -110,6 +131,7 @@ def evaluations(run: StoredRun, names: Names) -> dict[str, dict[str, Any]]:
             "clients": thinned(sorted(by)),
             "names": [names.client(client) for client in thinned(sorted(by))] if names.clients else None,
             "accuracy": [by[client] for client in thinned(sorted(by))],
+            "more": by_client(run.metrics, model, thinned(sorted(by))),
             "count": len(by),
             **fairness(list(by.values())),
         }

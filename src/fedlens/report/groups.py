@@ -9,6 +9,7 @@ from typing import Any
 from ..config import affects_results
 from ..plots.style import place_of
 from ..runs.read import differing
+from .measures import together
 
 _REPEATED = {"devices", "seed"}  # what no result depends on, and what is drawn anew for a repetition
 _SAID = 3  # settings at most in a label; where more differ, the folder's name tells more
@@ -59,6 +60,11 @@ def _group(runs: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> dict[st
         "bytes": spread([own_bytes(run) for run in shown]),
         "seconds": spread([run["seconds"] for run in shown]),
         "rounds": spread([run["rounds"] for run in shown]),
+        "preparation": {
+            name: statistics.fmean(run["preparation"][name] for run in shown) for name in shown[0]["preparation"]
+        },
+        "shares": shown[0]["shares"],
+        "detailed": together(complete),
     }
 
 

@@ -21,9 +21,13 @@ from ..runs.read import differing, runs_in
 from . import summary_text as story
 from .collect import collect
 from .groups import arenas, grouped
+from .ranking import rank
 from .thumbnails import Pictures
 
-_SCRIPTS = ("elements.js", "tables.js", "charts.js", "sections.js")  # in this order, as one
+_NOT_SHOWN = ("settings", "owned", "timed", "compared")  # of a run: shown elsewhere, or nowhere
+_SCRIPTS = tuple(  # in this order, as one
+    f"{name}.js" for name in ("elements", "tables", "charts", "lines", "answer", "sections", "details")
+)
 
 
 def write(runs: Sequence[Path], out: Path, latency: bool = False) -> Path:
@@ -45,16 +49,16 @@ def gather(paths: Sequence[Path], latency: bool = False) -> dict[str, Any]:
     for number, arena in enumerate(fields):
         for member in arena:
             groups[member]["arena"] = story.letter(number)
-    complete = [group for group in groups if group["complete"]]
-    having = {model for group in groups for model in group["curves"]} | (
-        {"personal"} if story.personal_models(groups) else set()
-    )
+    rank(groups, runs, fields)
+    measure = story.measure_for([group for group in groups if group["complete"]])
+    having = {model for group in groups for model in group["curves"]} | {measure}
+    having |= {"personal"} if story.personal_models(groups) else set()
     return {
         "version": __version__,
         "title": _title(runs, groups),
         **story.told(runs, groups, fields),
         "warnings": story.warnings(runs, groups, fields),
-        "measure": story.measure_for(complete),
+        "measure": measure,
         "measures": {name: words for name, words in story.MODELS.items() if name in having},
         "personal_models": story.personal_models(groups),
         "arenas": len(fields),
@@ -65,7 +69,7 @@ def gather(paths: Sequence[Path], latency: bool = False) -> dict[str, Any]:
         "timed": next((run["timed"] for run in runs if run.get("timed")), ""),
         "audit_legend": LEGEND,
         "dashes": DASHES,
-        "runs": [{k: v for k, v in run.items() if k not in ("settings", "owned", "timed")} for run in runs],
+        "runs": [{k: v for k, v in run.items() if k not in _NOT_SHOWN} for run in runs],
     }
 
 

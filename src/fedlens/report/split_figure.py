@@ -12,49 +12,64 @@ from ..core.errors import BadInput
 from ..core.files import open_regular
 from ..data import Images, Names, Split, skew
 from ..data.client_names import short
+from ..plots import paper, style
 from ..plots.style import COLOURS, name_ticks
 
 _MARK = "FedLens, data show"  # in the files themselves
+_MARKS = {
+    ".png": {"Software": _MARK},
+    ".svg": {"Creator": _MARK, "Date": None},
+    ".pdf": {"Creator": _MARK, "CreationDate": None},
+}
+_ENDS = 2**16  # bytes at both ends of a file, where its mark stands
 DRAWN = 100  # clients at most; more bubbles than that tell nothing
 
 
 def draw_split(images: Images, split: Split, path: str | Path) -> list[Path]:
-    """The split as PNG and SVG: classes by client as bubbles, a histogram of sizes, and images of some clients."""
+    """The split as PNG, SVG and PDF: classes by client as bubbles, a histogram of sizes, and images of some clients."""
     from matplotlib.figure import Figure
 
     domains = domain_of_clients(images, split)
     firsts = np.unique(domains, return_index=True)[1]
     clients = firsts if len(firsts) > 1 else np.arange(min(len(split), 5))
-    figure = Figure(figsize=(12, 5.3 + 0.95 * len(clients)), layout="constrained")
-    parts: Any = figure.subfigures(2, 1, height_ratios=(4.9, 0.4 + 0.95 * len(clients)), hspace=0.03)
-    bubbles, histogram = parts[0].subplots(1, 2, gridspec_kw={"width_ratios": (3, 1)})
     y = images.y.numpy()
     counts = np.stack([np.bincount(y[shard], minlength=len(images.classes)) for shard in split.train])
     names = Names.of(images, split)
+    shown = "images of some clients" if len(firsts) == 1 else "images of a client of each domain"
+
+    def samples(grid: Any) -> None:
+        _draw_samples(grid, clients, domains, images, split, names)
+
+    figure = Figure(figsize=(12, 5.3 + 0.95 * len(clients)), layout="constrained")
+    parts: Any = figure.subfigures(2, 1, height_ratios=(4.9, 0.4 + 0.95 * len(clients)), hspace=0.03)
+    bubbles, histogram = parts[0].subplots(1, 2, gridspec_kw={"width_ratios": (3, 1)})
     _draw_bubbles(bubbles, counts, domains, names)
     _draw_sizes(histogram, counts.sum(1))
-    parts[1].suptitle(
-        "images of some clients" if len(firsts) == 1 else "images of a client of each domain", fontsize=11
-    )
-    _draw_samples(parts[1].subplots(len(clients), 14, squeeze=False), clients, domains, images, split, names)
+    parts[1].suptitle(shown, fontsize=11)
+    samples(parts[1].subplots(len(clients), 14, squeeze=False))
     measured = skew(split, images)
     figure.suptitle(
         f"{images.name}, {len(split):,} client{'s' * (len(split) > 1)}: {measured.classes:.1f} classes each, "
         f"label entropy {measured.label_entropy:.2f} bits, distance to the whole {measured.distance:.2f}, "
         f"Gini of sizes {measured.size_gini:.2f}"
     )
-    marks = {".png": {"Software": _MARK}, ".svg": {"Creator": _MARK}}
-    written = [Path(path).with_suffix(ending) for ending in marks]
-    written[0].parent.mkdir(parents=True, exist_ok=True)
-    for file, mark in zip(written, marks.values(), strict=True):
-        figure.savefig(file, dpi=130, metadata=mark)
-        figure.set_layout_engine("none")  # it is laid out: doing it again takes longer than drawing
+    path = Path(path).with_suffix(".png")
+    with paper.screen():
+        written = [style.save(figure, path, metadata=_MARKS).with_suffix(ending) for ending in (".png", ".svg")]
+    if paper.page():
+        one, two = (Figure(figsize=(6, 4)) for _ in range(2))
+        _draw_bubbles(one.subplots(), counts, domains, names)
+        _draw_sizes(two.subplots(), counts.sum(1))
+        few = Figure(figsize=(6, 0.95 * len(clients)))
+        samples(few.subplots(len(clients), 6, squeeze=False))
+        for name, panel in {"classes": one, "sizes": two, "images": few}.items():
+            style.save(panel, path.with_name(f"{path.stem}-{name}.png"), whole=panel is few, metadata=_MARKS)
     return written
 
 
 def check_place(path: str | Path) -> None:
     """Refuses a place where something else lies than an earlier picture of a split."""
-    for file in (Path(path).with_suffix(ending) for ending in (".png", ".svg")):
+    for file in (Path(path).with_suffix(ending) for ending in _MARKS):
         if os.path.lexists(file) and not _is_ours(file):
             raise BadInput(f"{file} is there already, and is no picture of a split; name another place by --out")
 
@@ -62,7 +77,9 @@ def check_place(path: str | Path) -> None:
 def _is_ours(file: Path) -> bool:
     try:
         with open_regular(file) as opened:
-            return _MARK.encode() in opened.read(4096)
+            first, size = opened.read(_ENDS), os.fstat(opened.fileno()).st_size
+            opened.seek(max(size - _ENDS, 0))
+            return _MARK.encode() in first + opened.read(_ENDS)
     except (OSError, ValueError):
         return False
 
@@ -123,7 +140,7 @@ def _draw_samples(
             axes.set(xticks=[], yticks=[])
             axes.spines[:].set_visible(False)
         for axes, index in zip(row, chosen, strict=False):
-            pixels = images.x[int(index)].numpy().transpose(1, 2, 0)
+            pixels = (images.pictures(int(index)) * 255).round().byte().numpy().transpose(1, 2, 0)
             axes.imshow(pixels if pixels.shape[2] == 3 else pixels[:, :, 0], cmap="gray", vmin=0, vmax=255)
             axes.set_xlabel(short(images.classes[y[index]], 14), fontsize=7, labelpad=2)
         level = {"rotation": 0, "ha": "right", "va": "center"}  # a name is longer than an image is high

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..compare.significance import FEWEST
 from ..core import format
+from ..core.format import joined
 from ..runs.read import PERSONAL, differing, measure_of
+from . import safety
 from .groups import compared, outermost
 
 MODELS = {
@@ -15,6 +18,10 @@ MODELS = {
     "fine-tuned": "fine-tuned personal models, each client's test images",
     "personal after": "personal models after local training, each client's test images",
     "personal before": "personal models before local training, each client's test images",
+}
+_TESTS = {
+    "seeds": "by a paired t-test over seeds, after Holm",
+    "clients": "by Wilcoxon's test over clients, which says nothing about other seeds",
 }
 _WHICH = {
     "fine-tuned": "fine-tuned",
@@ -41,15 +48,21 @@ def _together(text: str) -> str:
 
 
 def measure_for(groups: Sequence[Mapping[str, Any]]) -> str | None:
-    """The model that all of these are evaluated on: the global one where that is each one's, or else personal ones."""
+    """The model that these are evaluated on: the global one where that is each one's, or else personal ones.
 
-    def known(measure: str) -> bool:
-        return all(group["accuracy"].get(model_of(group, measure), {}).get("mean") is not None for group in groups)
-
-    measures = ["global", personal_measure(groups)]
+    What all have comes before what some have; of what a single one has nothing is compared.
+    """
+    own = personal_measure(groups) or ("personal" if any(group["personal"] for group in groups) else None)
+    measures = [measure for measure in ("global", own) if measure]
     if any(measure_of(group["accuracy"]) != "global" for group in groups):
         measures.reverse()
-    return next((m for m in measures if m and known(m)), None) if groups else None
+    having = {measure: sum(has_measure(group, measure) for group in groups) for measure in measures}
+    all_have = [measure for measure, count in having.items() if groups and count == len(groups)]
+    return next(iter([*all_have, *(measure for measure, count in having.items() if count > 1)]), None)
+
+
+def has_measure(group: Mapping[str, Any], measure: str) -> bool:
+    return group["accuracy"].get(model_of(group, measure), {}).get("mean") is not None
 
 
 def personal_measure(groups: Sequence[Mapping[str, Any]]) -> str | None:
@@ -78,68 +91,168 @@ def personal_models(groups: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(f"{_WHICH[model]} for {who}" for model, who in named.items())
 
 
-def _accuracy(group: Mapping[str, Any], measure: str) -> Mapping[str, Any]:
-    return group["accuracy"][model_of(group, measure)]
-
-
-def _value(group: Mapping[str, Any], measure: str) -> float:
-    return _accuracy(group, measure)["mean"]
+def _score(group: Mapping[str, Any], measure: str) -> Mapping[str, Any]:
+    """Mean and deviation: those it is ranked by, or of a group without rivals those after the last round."""
+    return group["rank"] or group["accuracy"][model_of(group, measure)]
 
 
 def told(
     runs: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]], arenas: Sequence[Sequence[int]]
 ) -> dict[str, Any]:
-    """headline and sentences: the answer of the only arena, or one line for each of several; `listed` where sentences
-    are about different things, and no text."""
+    """headline, sentences about the result, costs and privacy: of the only arena, or a line for each of several;
+    `listed` where sentences are about different things, and no text."""
     fields = {n: [groups[m] for m in arena if groups[m]["complete"]] for n, arena in enumerate(arenas)}
     fields = {letter(n): field for n, field in fields.items() if field}
     if not fields:
-        return {"headline": "No run is complete yet", "sentences": [], "listed": False}
+        return {
+            "headline": "No run is complete yet",
+            "sentences": [],
+            "costs": [],
+            "privacy": [],
+            "listed": False,
+            "tiles": {},
+        }
+    order = sorted((group for field in fields.values() for group in field), key=lambda group: -_known(group))
+    privacy = safety.told(order, runs)
     answers = {name: _answer(field) for name, field in fields.items()}
     if len(fields) == 1:
-        [(headline, which, more)], [field] = answers.values(), fields.values()
+        [(headline, result, costs)], [field] = answers.values(), fields.values()
         listed = len(field) > 1 and measure_for(field) is None
-        return {"headline": headline, "sentences": which + more + _more_differs(runs, field), "listed": listed}
+        sentences = result + _more_differs(runs, field)
+        told = {"headline": headline, "sentences": sentences, "costs": costs, "privacy": privacy, "listed": listed}
+        return told | {"tiles": _tiles(field, runs)}
     lines = [
-        " ".join([f"{name}: {headline}.", *which, *_more_differs(runs, fields[name])])
-        for name, (headline, which, _) in answers.items()
+        " ".join([f"{name}: {headline}.", *result, *_more_differs(runs, fields[name])])
+        for name, (headline, result, _) in answers.items()
     ]
-    return {
-        "headline": f"{len(fields)} settings with data or a split of their own, to be read one by one",
-        "sentences": lines,
-        "listed": True,
-    }
+    headline = f"{len(fields)} settings with data or a split of their own, to be read one by one"
+    tiles = {"privacy": safety.status(order, runs)}
+    return {"headline": headline, "sentences": lines, "costs": [], "privacy": privacy, "listed": True, "tiles": tiles}
+
+
+def _tiles(groups: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """What can be read at a glance, of the best: and of those that cannot be told from it."""
+    measure, ranked = measure_for(groups), sorted((g for g in groups if g["rank"]), key=lambda group: -_known(group))
+    first = [group for group in ranked if group["rank"]["is_best"] or group["rank"]["is_close"]] or list(groups)
+    best = first[0]
+    costs = [*dict.fromkeys(f"{size(group['bytes']['mean'])}, {duration(group['seconds']['mean'])}" for group in first)]
+    if len(first) == 1:
+        ahead = (
+            ""
+            if not ranked
+            else f"{best['label']} was best: "
+            if best["rank"]["tested"]
+            else f"{best['label']} is ahead: "
+        )
+        found = {"result": ahead + _number(best, measure) if measure else "", "cost": costs[0]}
+    else:
+        sent, took = ([group[name]["mean"] for group in first] for name in ("bytes", "seconds"))
+        cost = f"{size(min(sent))} to {size(max(sent))}, {duration(min(took))} to {duration(max(took))}"
+        found = {"result": "No clear winner" if ranked else "", "cost": cost if len(costs) > 1 else costs[0]}
+    return found | {"privacy": safety.status(first, runs)}
+
+
+def _known(group: Mapping[str, Any]) -> float:
+    return group["rank"]["mean"] if group["rank"] else -1.0
 
 
 def _answer(groups: Sequence[Mapping[str, Any]]) -> tuple[str, list[str], list[str]]:
-    """(headline, of which model, more sentences)."""
+    """(headline, sentences about the result, about costs)."""
     measure = measure_for(groups)
+    costs = [cost for group in groups for cost in _preparation(group)]
     if len(groups) == 1:
-        return _single(groups[0], measure), [_evaluated(groups, measure)] if measure else [], []
+        which = [_evaluated(groups, measure)] if measure else []
+        return _single(groups[0], measure), which, [_spent(groups[0]), *costs]
     if measure is None:
-        return f"{len(groups)} methods without a measure in common", [_alone(group) for group in groups], []
-    best, second, *_ = sorted(groups, key=lambda group: -_value(group, measure))
-    lead = _value(best, measure) - _value(second, measure)
-    if lead < max(_accuracy(group, measure)["std"] or 0.0 for group in (best, second)):
-        numbers = f"{_number(best, measure)} and {_number(second, measure)}"
-        headline = f"{best['label']} and {second['label']} are too close to call: {numbers}"
-    else:
-        points = f"{100 * lead:.1f} points above {second['label']}"
-        headline = f"{best['label']} was best with {percent(_value(best, measure))}, {points}"
-    more = [_costs(best, second), *_thrift(groups, best, measure), *_own_models(groups, measure)]
-    if all(group["complete"] == 1 for group in groups):
-        more.append("There is one run of each, which cannot tell a difference from chance: repeat with other seeds.")
-    return headline, [_evaluated(groups, measure)], more
+        return f"{len(groups)} methods without a measure in common", [_alone(group) for group in groups], costs
+    ranked = sorted((group for group in groups if group["rank"]), key=lambda group: -_known(group))
+    best, second = ranked[0], next((group for group in ranked if group["rank"]["is_close"]), ranked[1])
+    costs = [_costs(best, second), *_thrift(ranked, best, measure), *costs]
+    result = [
+        _evaluated(ranked, measure),
+        *_ends(best, second, measure),
+        *_tests(ranked),
+        *_lacking(groups, measure),
+        *_own_models(groups, measure),
+    ]
+    if not best["rank"]["tested"]:
+        result.append(f"Repeat with other seeds: {FEWEST} of them make a test.")
+    return _winner(ranked, measure), result, costs
+
+
+def _winner(ranked: Sequence[Mapping[str, Any]], measure: str) -> str:
+    """Who was best; where others cannot be told from it, all of them."""
+    best, second = ranked[:2]
+    close = [group for group in ranked if group["rank"]["is_close"]]
+    if not close:
+        lead = f"{100 * (_known(best) - _known(second)):.1f} points above {_named(second)}"
+        if best["rank"]["tested"]:
+            return f"{_who(best)} was best with {percent(_known(best))}, {lead}"
+        seeds = f"{best['complete']} seed{'' if best['complete'] == 1 else 's'}"
+        luck = f"{seeds} cannot show that this is more than luck"
+        return f"{_who(best)} is ahead with {percent(_known(best))}, {lead}; {luck}"
+    names = joined([_named(group) for group in (best, *close)])
+    if len(close) == 1:
+        return f"{names} cannot be told apart: {_number(best, measure)} and {_number(close[0], measure)}"
+    return f"{names} cannot be told apart: {percent(_known(best))} to {percent(min(map(_known, close)))}"
+
+
+def _ends(best: Mapping[str, Any], second: Mapping[str, Any], measure: str) -> list[str]:
+    """Where curves end, which is not the mean that ranks."""
+    if best["rank"]["last"] == 1:
+        return []
+    each = [f"{group['label']} {percent(group['accuracy'][measure]['mean'])}" for group in (best, second)]
+    return [f"After the last round alone: {joined(each)}."]
+
+
+def _named(group: Mapping[str, Any]) -> str:
+    return group["label"] + (f" ({safety.DATA})" if safety.shares_data(group) else "")
+
+
+def _who(group: Mapping[str, Any]) -> str:
+    return group["label"] + (f", which {safety.DATA}," if safety.shares_data(group) else "")
+
+
+def _tests(ranked: Sequence[Mapping[str, Any]]) -> list[str]:
+    """p of each method against the best: over seeds, or where these are too few over clients."""
+    best, *others = ranked
+    for over, test in _TESTS.items():
+        if tested := [group for group in others if group["rank"][f"p_{over}"] is not None]:
+            each = [f"{group['label']} {chance(group['rank'][f'p_{over}'])}" for group in tested]
+            return [f"Against {best['label']}, {test}: {', '.join(each)}."]
+    if all(group["complete"] == 1 for group in ranked):
+        return []
+    return [f"No test was possible: one needs {FEWEST} seeds, or accuracies of single clients."]
+
+
+def chance(p: float) -> str:
+    """p as a sentence has it."""
+    return "p\u00a0<\u00a00.001" if p < 0.001 else f"p\u00a0=\u00a0{p:.2g}"
+
+
+def _lacking(groups: Sequence[Mapping[str, Any]], measure: str) -> list[str]:
+    """Methods that the others cannot be compared with, and what they have."""
+    return [
+        f"{group['label']} is not ranked: it lacks {_short(measure)}. It is drawn with what it has: {_alone(group)}"
+        for group in groups
+        if not group["rank"]
+    ]
+
+
+def _short(measure: str) -> str:
+    return MODELS[measure].partition(",")[0]
 
 
 def _evaluated(groups: Sequence[Mapping[str, Any]], measure: str) -> str:
-    which = f": {personal_models(groups)}" if measure == "personal" else ""
-    return f"Accuracy is that of {MODELS[measure].replace(',', ' on', 1)}, after the last round{which}."
+    which = f": {personal_models(groups)}" if measure == "personal" and personal_models(groups) else ""
+    last = max((group["rank"]["last"] for group in groups if group["rank"]), default=1)
+    when = f"mean of the last {last} evaluations" if last > 1 else "after the last round"
+    return f"Accuracy is that of {MODELS[measure].replace(',', ' on', 1)}, {when}{which}."
 
 
 def _alone(group: Mapping[str, Any]) -> str:
-    measure = measure_for([group])
-    by = f" ({MODELS[measure].partition(',')[0]})" if measure else ""
+    measure = measure_of(group["accuracy"])
+    by = f" ({_short(measure)})" if measure else ""
     return f"{_single(group, measure)}{by}."
 
 
@@ -147,13 +260,27 @@ def _single(group: Mapping[str, Any], measure: str | None) -> str:
     traffic, time = size(group["bytes"]["mean"]), duration(group["seconds"]["mean"])
     cost = f"{group['rounds']['mean']:.0f} rounds, {traffic} and {time}"
     if measure is None:
-        return f"{group['label']} ended without an accuracy, after {cost}"
-    return f"{group['label']} reached {_number(group, measure)} in {cost}"
+        return f"{_who(group)} ended without an accuracy, after {cost}"
+    return f"{_who(group)} reached {_number(group, measure)} in {cost}"
 
 
 def _number(group: Mapping[str, Any], measure: str) -> str:
-    found = _accuracy(group, measure)
-    return percent(found["mean"]) + (f" ± {100 * found['std']:.1f}" if found["std"] is not None else "")
+    found = _score(group, measure)
+    return percent(found["mean"]) + (f"\u00a0±\u00a0{100 * found['std']:.1f}" if found["std"] is not None else "")
+
+
+def _spent(group: Mapping[str, Any]) -> str:
+    sent = {way: group["kinds"].get(way, {"mean": 0})["mean"] for way in ("upload", "download", "shared")}
+    down = size(sent["download"] + sent["shared"])
+    return f"{size(sent['upload'])} up, {down} down, {duration(group['seconds']['mean'])} on this machine."
+
+
+def _preparation(group: Mapping[str, Any]) -> list[str]:
+    rounds = group["preparation"]["rounds"]
+    if not rounds:
+        return []
+    many = f"{rounds:.0f} preparatory round{'' if rounds == 1 else 's'}"
+    return [f"{many} of {group['label']} cost traffic and time, but do not count as rounds."]
 
 
 def _costs(best: Mapping[str, Any], second: Mapping[str, Any]) -> str:

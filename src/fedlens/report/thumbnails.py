@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 from ..core.files import open_regular
 
@@ -26,7 +28,8 @@ class Pictures:
         self.left = budget
         self.left_out: list[str] = []
 
-    def of(self, folder: Path, run: str) -> list[dict[str, str]]:
+    def of(self, folder: Path, run: str, leaking: Collection[str] = ()) -> list[dict[str, Any]]:
+        """Those of a run; `leaking`: attacks that found more than chance, whose pictures are marked."""
         found = []
         for path in sorted(folder.glob("*.png")) if folder.is_dir() else ():
             kind = next((words for start, words in KINDS.items() if path.stem.startswith(start)), None)
@@ -40,7 +43,8 @@ class Pictures:
             more = path.stem.partition("-")[2].replace("-", " ")
             about = f"{kind}, run {run}" + (f" ({more})" if more else "")
             kept = {"about": about, "kind": "audit" if path.stem.startswith("audit") else "map"}
-            found.append({**kept, "source": address, "width": str(width), "height": str(height)})
+            leak = kept["kind"] == "audit" and path.stem.removeprefix("audit-") in leaking
+            found.append({**kept, "leak": leak, "source": address, "width": str(width), "height": str(height)})
         return found
 
 

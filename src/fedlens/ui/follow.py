@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +19,26 @@ from ..algorithms import family_of
 from ..core.errors import BadInput
 from ..core.files import finite, open_regular, read_json
 from ..plots.style import place_of
-from ..runs import read, tables
+from ..report.groups import compared
+from ..runs import labels, read, tables
 from ..runs.folder import RunFolder
 from ..runs.read import DAMAGE, columns, flat, measure_of, method_of, rounds_of, settings_of, thinned
 from ..runs.rounds import Rounds
 from ..simulate.recorder import STOP
+from .curves import POINTS, Series, drawn
 
-SPARK = 60  # points of the small curve in a list
+SPARK = 40  # points of the small curve in a list
 NOTES = 50
+SETBACKS = ("missing", "late", "refused", "void")
+_BARS = 120  # of setbacks by round
+_TAIL = 1 << 16  # bytes at the end of a log that are shown
 _ROUND = re.compile(
     r"round (?P<round>\d{1,9})/(?P<rounds>\d{1,9})(?:  accuracy (?P<accuracy>\S+)(?P<percent> %)?  loss (?P<loss>\S+))?"
     r"  up (?P<up>\S+) MB  down (?P<down>\S+) MB  (?P<seconds>\S+) s"
 )
 _SETTLED = 2_000_000_000  # nanoseconds after which a folder's time of change tells all changes apart
 Point = list[float | None]  # accuracy, loss
+Window = tuple[int, int] | None  # first and last round of training
 
 
 class Followed:
@@ -45,7 +54,12 @@ class Followed:
         self.generation = 0
         self._curves: dict[str, dict[int, Point]] = {}  # model -> round -> point, as the tables have it
         self._taken: dict[int, float] = {}  # round -> seconds of the run until then
-        self._live: dict[int, tuple[Point, float]] = {}  # rounds after those, as the log has them
+        self._live: dict[int, tuple[Point, float, float]] = {}  # rounds after those, as the log has them
+        self._lost: dict[int, dict[str, int]] = {}  # round -> replies missing, late, refused; void rounds
+        self._spent: dict[int, int] = {}  # round -> bytes, read when somebody asks for them
+        self._spent_read = 0
+        self.labels: dict[str, list[Any]] = {"tags": [], "notes": []}
+        self._flower = False
         self._logged: dict[str, float] = {}  # its last round
         self._last_words = ""
         self._log_file = self._log_end = 0
@@ -64,11 +78,13 @@ class Followed:
         self._on_change("result.json", self._read_result)
         self._on_change("log.txt", self._read_log)
         self._on_change("metrics.parquet", self._read_metrics)
+        self._on_change(labels.FILE, self._read_labels)
         state, trouble = self._state()
         stopping = state == "running" and (self.path / STOP).exists()
         if stamps != self._stamps or not self._measured:
             self._measured = self._measure()
-        self.row = {**self._about, **self._measured, "state": state, "trouble": trouble, "stopping": stopping}
+        said = {"tags": self.labels["tags"][:20], "remark": (self._remarks() or [""])[-1][:120]}
+        self.row = {**self._about, **self._measured, **said, "state": state, "trouble": trouble, "stopping": stopping}
         return self.row != before
 
     # ---- files ----
@@ -82,7 +98,7 @@ class Followed:
             return
         self._stamps[name] = stamp
         self._wrong.pop(name, None)
-        if stamp is None and name != "config.yaml":  # a run without settings is none; the rest may come
+        if stamp is None and name not in ("config.yaml", labels.FILE):  # a run without settings is none
             return
         try:
             take()
@@ -103,11 +119,30 @@ class Followed:
             **{name: int(settings[name]) for name in ("clients", "seed", "rounds")},
             "began": (self._stamps["config.yaml"] or (0,))[0] // 1_000_000,  # milliseconds
         }
+        self._set_group()
         if not (self.path / "passport.json").exists():
             self._read_counts()
 
+    def _set_group(self) -> None:
+        """What its repetitions with other seeds share."""
+        known = compared({"settings": flat(self._settings), "flower": self._flower})
+        self._about["group"] = hashlib.sha256(repr(sorted(known.items())).encode()).hexdigest()[:12]
+
     def _read_counts(self) -> None:
-        self.counts = rounds_of(RunFolder(self.path))
+        folder = RunFolder(self.path)
+        self.counts = rounds_of(folder)
+        self._flower = (self.path / "passport.json").exists() and folder.passport().get("engine") == "flower"
+        if self._settings:
+            self._set_group()
+
+    def _read_labels(self) -> None:
+        """Damaged ones are not shown: they are beside the run, which they leave whole."""
+        self.labels = {"tags": [], "notes": []}
+        with contextlib.suppress(BadInput):
+            self.labels = labels.labels(self.path)
+
+    def _remarks(self) -> list[str]:
+        return [note["text"] for note in self.labels["notes"]]
 
     def _read_result(self) -> None:
         self._result = int(read_json(self.path / "result.json")["rounds"])
@@ -145,14 +180,14 @@ class Followed:
             # A line repeats the newest accuracy, also in rounds without an evaluation.
             evaluated = bool(every) and (self.counts.trained(number) or number) % every == 0
             point: Point = [self._logged.get(name) if evaluated else None for name in ("accuracy", "loss")]
-            self._live[number] = point, self._logged["seconds"]
+            self._live[number] = point, self._logged["seconds"], self._sent()
 
     def _forget(self, after: int) -> None:
         """What was read about later rounds."""
         self.generation += 1
-        self.read = min(self.read, after)
+        self.read, self._spent_read = min(self.read, after), min(self._spent_read, after)
         self._stamps.pop("metrics.parquet", None)
-        for points in (*self._curves.values(), self._taken, self._live):
+        for points in (*self._curves.values(), self._taken, self._live, self._lost, self._spent):
             for round in [round for round in points if round > after]:
                 del points[round]
 
@@ -170,7 +205,11 @@ class Followed:
         self._live = {round: point for round, point in self._live.items() if round > self.read}
 
     def _take(self, table: pa.Table) -> None:
-        table = table.filter(pc.field("client").is_null() & (pc.field("round") > self.read))
+        table = table.filter(pc.field("round") > self.read)
+        for round, kind in columns(table.filter(pc.field("metric").isin(SETBACKS)), "round", "metric"):
+            counts = self._lost.setdefault(round, dict.fromkeys(SETBACKS, 0))
+            counts[kind] += 1
+        table = table.filter(pc.field("client").is_null())
         for model, by_round in read.points(table).items():
             self._curves.setdefault(model, {}).update(by_round)
         for round, metric, value in columns(table, "round", "metric", "value"):
@@ -231,32 +270,71 @@ class Followed:
                 "best": max(own, default=None),
                 "spark": [round(value, 4) for value in thinned(drawn, SPARK)],
                 "seconds": self._logged.get("seconds"),
-                "bytes": 1e6 * (self._logged["up"] + self._logged["down"]) if self._logged else None,
+                "bytes": self._sent() if self._logged else None,
+                "lost": sum(counts[kind] for counts in self._lost.values() for kind in SETBACKS[:3]),  # replies
             }
         )
 
+    def _sent(self) -> float:
+        return 1e6 * (self._logged["up"] + self._logged["down"])
+
     def _points(self) -> dict[str, dict[int, tuple[int, Point]]]:
         """Model -> round of training -> (round of the run, point)."""
-        live = {round: point for round, (point, _) in self._live.items() if point[0] is not None}
+        live = {round: point for round, (point, *_) in self._live.items() if point[0] is not None}
         all = {**self._curves, "global": {**self._curves.get("global", {}), **live}} if live else self._curves
         counted = {model: self.counts.counted(points) for model, points in all.items()}
         return {model: points for model, points in counted.items() if points}
 
-    def curves(self, after: int, generation: int) -> dict[str, Any]:
-        """Points after a round of the run; all of them, thinned, for who has none or those of another generation."""
+    def series(self, spent: bool = False) -> dict[str, Series]:
+        """Model -> round of training -> accuracy, loss, seconds and, where asked for, bytes until then."""
+        taken = {**self._taken, **{round: seconds for round, (_, seconds, _) in self._live.items()}}
+        sent = self._bytes_until() if spent else {}
+        return {
+            model: {trained: (*point, taken.get(round), sent.get(round)) for trained, (round, point) in points.items()}
+            for model, points in self._points().items()
+        }
+
+    def curves(
+        self, after: int, generation: int, *, most: int = POINTS, window: Window = None, spent: bool = False
+    ) -> dict[str, Any]:
+        """Points after a round of the run; all of them for who has none, or those of another generation."""
         after = self.counts.trained(after) if generation == self.generation and after <= self.read else 0
-        taken = {**self._taken, **{round: seconds for round, (_, seconds) in self._live.items()}}
-        found = {}
-        for model, points in self._points().items():
-            rounds: Sequence[int] = [round for round in points if round > after]
-            rounds = rounds if after else thinned(rounds)
-            found[model] = {
-                "round": rounds,
-                "accuracy": [points[round][1][0] for round in rounds],
-                "loss": [points[round][1][1] for round in rounds],
-                "seconds": [taken.get(points[round][0]) for round in rounds],
-            }
+        series = self.series(spent)
+        new = {model: {r: point for r, point in each.items() if r > after} for model, each in series.items()}
+        found = drawn(new if after else series, most, window)
         return finite({"after": after, "read": self.read, "generation": self.generation, "curves": found})
+
+    def _bytes_until(self) -> dict[int, float]:
+        """Of the method itself, until each round; as far as its table can be read."""
+        with contextlib.suppress(BadInput, *DAMAGE):
+            for part in tables.parts(self.path / "bytes.parquet", after=self._spent_read):
+                table = tables.read_part(part, tables.BYTES).filter(pc.field("round") > self._spent_read)
+                self._spent |= read.bytes_per_round(table)
+                self._spent_read = tables.span(part)[1]
+        rounds = sorted(round for round in self._spent if round <= self.read)
+        until = dict(zip(rounds, accumulate(self._spent[round] for round in rounds), strict=True))
+        return {**until, **{round: sent for round, (_, _, sent) in self._live.items()}}
+
+    # ---- more of one run ----
+    def setbacks(self) -> dict[str, list[int]]:
+        """Whose replies were missing, late or refused, by stretches of equally many rounds from `first` to `last`."""
+        wide = -(-max(self._lost, default=0) // _BARS)
+        found: dict[int, dict[str, int]] = {}
+        for round, counts in self._lost.items():
+            sums = found.setdefault((round - 1) // wide, dict.fromkeys(SETBACKS, 0))
+            for kind, count in counts.items():
+                sums[kind] += count
+        bars = sorted(found)
+        spans = {"first": [bar * wide + 1 for bar in bars], "last": [(bar + 1) * wide for bar in bars]}
+        return spans | {kind: [found[bar][kind] for bar in bars] for kind in SETBACKS}
+
+    def log_tail(self) -> list[str]:
+        """The last lines of its log, the newest last."""
+        with open_regular(self.path / "log.txt") as file:
+            start = max(0, os.fstat(file.fileno()).st_size - _TAIL)
+            file.seek(start)
+            lines = file.read(_TAIL).decode("utf-8", "replace").splitlines()
+        return lines[1:] if start else lines
 
     def settings(self) -> dict[str, Any]:
         return {name: value for name, value in flat(self._settings).items() if name != "out"}

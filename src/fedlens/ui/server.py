@@ -6,6 +6,7 @@ The standard library's server is enough for the few people who watch a folder of
 from __future__ import annotations
 
 import errno
+import gzip
 import hmac
 import ipaddress
 import json
@@ -30,15 +31,18 @@ from ..report import page as report
 from ..runs.read import DAMAGE
 from ..simulate.recorder import STOP
 from . import clients
+from .curves import POINTS
 from .watch import PAUSE, Watch
 
 LISTENERS = 32  # pages that follow at the same time
 _REPORTED = 200  # runs in one report at most
+_POINTS = 4000  # of a curve at most
+_SMALL = 1000  # bytes that are not worth packing
 _ALIVE = 15.0  # seconds after which a silent page is told that all is well
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{16,}")
-_POLICY = "; ".join(f"{what} 'self'" for what in ("script-src", "style-src", "img-src", "connect-src"))
+_POLICY = "; ".join(f"{what} 'self'" for what in ("script-src", "style-src", "connect-src", "img-src"))
 _HEADERS = {
-    "Content-Security-Policy": f"default-src 'none'; {_POLICY}; base-uri 'none'; form-action 'none'; "
+    "Content-Security-Policy": f"default-src 'none'; {_POLICY} data:; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -49,6 +53,7 @@ _HEADERS = {
 # A report brings a stricter policy of its own, that names its script and style by their hashes.
 _REPORT_HEADERS = {**_HEADERS, "Content-Security-Policy": "frame-ancestors 'none'"}
 _SHARED = ("elements.js", "tables.js", "charts.js")  # with the report
+_OWN = ("draw.js", "plot.js", "store.js", "curves.js", "list.js", "run.js", "live.js")
 
 
 class Answer(NamedTuple):
@@ -176,7 +181,7 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True  # or the body would be taken for the next request
         try:
             path, query = self.path.partition("?")[::2]
-            return path, parse_qs(query, max_num_fields=2 * _REPORTED, errors="strict")
+            return path, parse_qs(query, max_num_fields=4 * _REPORTED, errors="strict")
         except ValueError:
             raise Refused(400, "The question cannot be read.") from None
 
@@ -231,7 +236,7 @@ class Handler(BaseHTTPRequestHandler):
                     self._write(b": all is well\n\n")
                     silent = time.monotonic()
                 version = news["version"]
-                self.server.closed.wait(0 if news["more"] else PAUSE)
+                self.server.closed.wait(0.01 if news["more"] else PAUSE)  # others may ask in between
         finally:
             self.server.listeners.release()
 
@@ -240,9 +245,12 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
 
     def _send(self, answer: Answer) -> None:
-        kind = {"Content-Type": answer.kind, "Content-Length": str(len(answer.body))}
-        self._head(answer.status, {**answer.headers, **kind})
-        self._write(answer.body)
+        body, packed = answer.body, {}
+        if len(body) > _SMALL and answer.kind != "image/png" and "gzip" in self.headers.get("Accept-Encoding", ""):
+            body, packed = gzip.compress(body, 4), {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
+        kind = {"Content-Type": answer.kind, "Content-Length": str(len(body))}
+        self._head(answer.status, {**answer.headers, **kind, **packed})
+        self._write(body)
 
     def _refuse(self, status: int, why: str) -> None:
         self._send(Answer(_json({"error": why}).encode(), "application/json", status))
@@ -294,11 +302,34 @@ def _one(words: dict[str, list[str]], name: str) -> str:
     return found[0]
 
 
-def _number(words: dict[str, list[str]], name: str) -> int:
-    text = words.get(name, ["0"])[0]
-    if not re.fullmatch(r"[0-9]{1,9}", text):
-        raise BadInput(f"{name} is {text!r}, but it should be a number")
-    return int(text)
+def _number(words: dict[str, list[str]], name: str, default: int = 0) -> int:
+    return _numbers(words, name, default)[0]
+
+
+def _numbers(words: dict[str, list[str]], name: str, default: int = 0) -> list[int]:
+    """All that are given, or the default once."""
+    for text in (texts := words.get(name, [str(default)])):
+        if not re.fullmatch(r"[0-9]{1,9}", text):
+            raise BadInput(f"{name} is {text!r}, but it should be a number")
+    return [int(text) for text in texts]
+
+
+def _several(words: dict[str, list[str]], what: str) -> list[str]:
+    """Names of runs, each once."""
+    names = list(dict.fromkeys(words.get("run", ())))
+    if not 0 < len(names) <= _REPORTED:
+        raise BadInput(f"{what} 1 to {_REPORTED} runs, not {len(names)}")
+    return names
+
+
+def _how(words: dict[str, list[str]]) -> dict[str, Any]:
+    """How many points, of which rounds, and whether bytes are asked for."""
+    most, window = _number(words, "points", POINTS), None
+    if not 4 <= most <= _POINTS:
+        raise BadInput(f"points is {most}, but it should be 4 to {_POINTS}")
+    if "from" in words:
+        window = _number(words, "from"), _number(words, "to")
+    return {"most": most, "window": window, "spent": "bytes" in words}
 
 
 def _page(server: LiveServer, words: dict[str, list[str]]) -> Answer:
@@ -319,19 +350,43 @@ def _icon(server: LiveServer, words: dict[str, list[str]]) -> Answer:
 
 
 def _script(server: LiveServer, words: dict[str, list[str]]) -> Answer:
-    text = "\n".join([*(report.asset(name) for name in _SHARED), *(_asset(name) for name in ("draw.js", "live.js"))])
+    shared, own = [report.asset(name) for name in _SHARED], [_asset(name) for name in _OWN]
+    text = "\n".join([*shared, "{", *own, "}"])  # in a block: names of the report's scripts may be taken again
     return Answer(text.encode(), "text/javascript; charset=utf-8")
 
 
 def _curves(server: LiveServer, words: dict[str, list[str]]) -> Answer:
-    after, generation = _number(words, "after"), _number(words, "generation")
-    return _as_json(server.watch.curves(_one(words, "run"), after, generation))
+    """Of some runs: `after` and `generation` stand once for each of them, or not at all."""
+    names = _several(words, "curves are of")
+    known = [_numbers(words, name) for name in ("after", "generation")]
+    known = [each * len(names) if len(each) == 1 else each for each in known]
+    if any(len(each) != len(names) for each in known):
+        raise BadInput("after and generation should stand once for each run")
+    return _as_json(server.watch.curves(dict(zip(names, zip(*known, strict=True), strict=True)), **_how(words)))
+
+
+def _means(server: LiveServer, words: dict[str, list[str]]) -> Answer:
+    return _as_json(server.watch.means(_several(words, "means are over"), **_how(words)))
+
+
+def _settings(server: LiveServer, words: dict[str, list[str]]) -> Answer:
+    return _as_json(server.watch.settings())
 
 
 def _run(server: LiveServer, words: dict[str, list[str]]) -> Answer:
     run = server.watch.run(_one(words, "run"))
     about = {"notes": run.notes, "settings": run.settings(), "pictures": clients.pictures(run.path)}
-    return _as_json(finite(about))
+    return _as_json(finite({**about, "remarks": run.labels["notes"], "setbacks": run.setbacks()}))
+
+
+def _log(server: LiveServer, words: dict[str, list[str]]) -> Answer:
+    run = server.watch.run(_one(words, "run"))
+    try:
+        return _as_json({"lines": run.log_tail()})
+    except FileNotFoundError:
+        return _as_json({"lines": []})
+    except (OSError, ValueError):
+        raise BadInput("log.txt is damaged: it is not a regular file") from None
 
 
 def _clients(server: LiveServer, words: dict[str, list[str]]) -> Answer:
@@ -349,10 +404,7 @@ def _picture(server: LiveServer, words: dict[str, list[str]]) -> Answer:
 
 def _report(server: LiveServer, words: dict[str, list[str]]) -> Answer:
     """Written for whoever asks, and nowhere kept."""
-    names = list(dict.fromkeys(words.get("run", ())))
-    if not 0 < len(names) <= _REPORTED:
-        raise BadInput(f"a report is about 1 to {_REPORTED} runs, not {len(names)}")
-    paths = [server.watch.run(name).path for name in names]
+    paths = [server.watch.run(name).path for name in _several(words, "a report is about")]
     with server.reporting:
         text = report.page(report.gather(paths))
     return Answer(text.encode(), "text/html; charset=utf-8", headers=_REPORT_HEADERS)
@@ -373,7 +425,10 @@ _GET: _Routes = {
     "/live.js": _script,
     "/icon.svg": _icon,
     "/curves": _curves,
+    "/means": _means,
+    "/settings": _settings,
     "/run": _run,
+    "/log": _log,
     "/clients": _clients,
     "/client": _client,
     "/picture": _picture,

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..core.errors import BadInput, nearest
-from ..runs.read import runs_in
+from ..core.files import finite
+from ..runs.read import differing, runs_in
+from .curves import Curves, means
 from .follow import Followed
 
 PAUSE = 1.0  # seconds between two searches for news
@@ -47,10 +50,35 @@ class Watch:
                 self._note([name])
             return self._runs[name]
 
-    def curves(self, name: str, after: int, generation: int) -> dict[str, Any]:
-        run = self.run(name)
+    def known(self, names: Sequence[str]) -> list[Followed]:
+        """Those of these that are still there; refuses where none is."""
         with self._lock:
-            return run.curves(after, generation)
+            self._refresh()
+            there = [name for name in names if name in self._runs]
+        return [self.run(name) for name in there or names[:1]]
+
+    def curves(self, asked: Mapping[str, tuple[int, int]], **how: Any) -> dict[str, Any]:
+        """Of each run, as `Followed.curves` tells, after a round and of a generation."""
+        runs = self.known([*asked])
+        with self._lock:
+            return {run.name: run.curves(*asked[run.name], **how) for run in runs}
+
+    def means(self, names: Sequence[str], spent: bool = False, **how: Any) -> Curves:
+        """Of runs together, at least one of which was evaluated."""
+        runs = self.known(names)
+        with self._lock:
+            found = [series for run in runs if (series := run.series(spent))]
+            return means(found, **how) if found else {}
+
+    def settings(self) -> dict[str, Any]:
+        """Settings that all runs share, and for each run the others."""
+        with self._lock:
+            self._refresh()
+            each = {name: found for name, run in self._runs.items() if (found := run.settings())}
+        other = differing([*each.values()])
+        common = {key: value for key, value in next(iter(each.values()), {}).items() if key not in {*other}}
+        apart = {name: {key: found[key] for key in other if key in found} for name, found in each.items()}
+        return finite({"common": common, "runs": apart})
 
     def _refresh(self) -> None:
         if time.monotonic() < self._next_refresh:

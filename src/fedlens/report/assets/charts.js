@@ -1,5 +1,6 @@
-// Charts are drawn for the width there is, so that letters keep their size, and again when it changes.
-function chart(about, draw) {
+// Charts are drawn for the width there is, so that letters keep their size, and again when it changes. With a name, a
+// chart can be kept as SVG and PNG.
+function chart(about, draw, name = "") {
   const frame = element("div", { class: "chart" });
   let width = 0, image = null;
   function redraw() {
@@ -15,7 +16,44 @@ function chart(about, draw) {
     const wide = Math.round(frame.clientWidth);
     if (wide && wide !== width) { width = wide; redraw(); }
   }).observe(frame);
-  return { frame, redraw };
+  return { frame: name ? element("div", { class: "drawing" }, frame, keepers(name, () => image, about)) : frame, redraw };
+}
+
+// ---- charts as files ----
+const KEPT = ["fill", "stroke", "stroke-width", "stroke-dasharray", "stroke-linecap", "stroke-linejoin", "opacity", "fill-opacity", "font-family", "font-size", "font-weight", "paint-order"];
+function keepers(name, image, about) {
+  const said = element("span", { role: "status", "aria-live": "polite" });
+  const button = (kind, save) => element("button", { type: "button", class: "plain", "data-save": kind, "aria-label": `Download as ${kind}: ${name}`, onclick: async () => {
+    if (!image()) return;
+    await save();
+    said.textContent = `Saved as ${kind}.`;
+  } }, kind);
+  return element("div", { class: "foot" }, element("span", {}, "Download"), button("SVG", () => handOver(`${slug(name)}.svg`, standalone(image(), about()).text, "image/svg+xml")),
+    button("PNG", async () => handOver(`${slug(name)}.png`, await pixels(standalone(image(), about())), "image/png")), said);
+}
+
+// The same picture without this page: colours and letters are written into it.
+function standalone(image, about) {
+  const copy = image.cloneNode(true), [, , width, height] = image.getAttribute("viewBox").split(" ").map(Number);
+  const theirs = [image, ...image.querySelectorAll("*")], ours = [copy, ...copy.querySelectorAll("*")];
+  theirs.forEach((node, at) => {
+    const style = getComputedStyle(node);
+    if (style.display === "none" || style.visibility === "hidden") { ours[at].remove(); return; }
+    for (const name of ["class", "role", "aria-label", "aria-hidden", "tabindex"]) ours[at].removeAttribute(name);
+    for (const name of KEPT) ours[at].setAttribute(name, style.getPropertyValue(name));
+  });
+  fill(copy, { xmlns: SVG, width, height, overflow: "visible" }, []);
+  copy.prepend(drawn("title", {}, about), drawn("rect", { width, height, fill: getComputedStyle(document.body).backgroundColor }));
+  return { text: new XMLSerializer().serializeToString(copy), width, height };
+}
+
+function pixels({ text, width, height }, scale = 3) {
+  return new Promise((done, failed) => {
+    const picture = new Image(), area = fill(document.createElement("canvas"), { width: scale * width, height: scale * height }, []);
+    picture.onload = () => { area.getContext("2d").drawImage(picture, 0, 0, area.width, area.height); area.toBlob(done, "image/png"); };
+    picture.onerror = failed;
+    picture.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(text)}`;
+  });
 }
 
 function canvas(width, height, attributes = {}) {
@@ -42,68 +80,6 @@ function tip(frame, x, y, rows) {
 }
 const tipRow = (mark, name, value) => element("div", {}, element("span", {}, mark, name), element("b", {}, value));
 
-// ---- lines over rounds, bytes or seconds ----
-// series: group (its mark), xs, ys, low, high, unfinished
-function lines(about, xName, xText, yName, visible) {
-  return chart(about, (width, frame) => {
-    const series = visible();
-    const labels = width >= 620 && series.length > 1 && series.length <= 8;
-    const right = labels ? Math.min(190, 30 + 7 * Math.max(...series.map((one) => one.group.label.length))) : 14;
-    const height = Math.round(Math.max(250, Math.min(400, width * 0.42))), box = { left: 44, right: width - right, top: 24, bottom: height - 42 };
-    const image = canvas(width, height, { tabindex: 0 });
-    const all = (name) => series.flatMap((one) => one[name] || []).filter(known);
-    if (!all("ys").length) return fill(image, {}, [text(width / 2, height / 2, "nothing was measured", { "text-anchor": "middle" })]);
-    const highX = Math.max(...all("xs")), lowX = xName === "rounds" ? Math.min(...all("xs")) : 0; // costs begin at nothing
-    let lowY = Math.min(...all("ys"), ...all("low")), highY = Math.max(...all("ys"), ...all("high"));
-    const pad = Math.max(0.005, 0.06 * (highY - lowY));
-    lowY = Math.max(0, lowY - pad); highY = Math.min(1, highY + pad);
-    const x = (value) => box.left + ((value - lowX) / (highX - lowX || 1)) * (box.right - box.left);
-    const y = (value) => box.bottom - ((value - lowY) / (highY - lowY || 1)) * (box.bottom - box.top);
-    for (const at of ticks(lowY, highY, 5)) {
-      image.append(drawn("line", { class: "rule", x1: box.left, x2: box.right, y1: y(at), y2: y(at) }),
-        text(box.left - 8, y(at) + 4, +(100 * at).toFixed(2), { "text-anchor": "end" }));
-    }
-    const marks = ticks(lowX, highX, width < 500 ? 3 : 6, xName === "rounds" ? 1 : 0);
-    for (const at of marks) image.append(text(x(at), box.bottom + 18, xText(at), { "text-anchor": "middle" }));
-    image.append(text(box.left - 36, 12, yName), text(box.right, height - 6, xName, { "text-anchor": "end" }));
-    for (const one of series) {
-      const points = one.xs.map((value, at) => [value, one.ys[at], at]).filter(([, value]) => known(value));
-      if (one.low) {
-        const edge = (name) => points.map(([value, , at]) => `${x(value).toFixed(1)},${y(one[name][at]).toFixed(1)}`);
-        image.append(drawn("polygon", { class: `band c${one.group.colour}`, points: [...edge("high"), ...edge("low").reverse()].join(" ") }));
-      }
-      const path = points.map(([value, height]) => `${x(value).toFixed(1)},${y(height).toFixed(1)}`).join(" ");
-      if (points.length > 1) image.append(drawn("polyline", { class: `line c${one.group.colour}${one.unfinished ? " unfinished" : ""}`, points: path, "stroke-dasharray": dashOf(one.group) }));
-      else for (const [value, height] of points) image.append(drawn("circle", { class: `dot c${one.group.colour}`, cx: x(value), cy: y(height), r: 5 }));
-    }
-    if (labels) endLabels(image, series.map((one) => ({ label: one.group.label, y: y(one.ys.filter(known).slice(-1)[0]), colour: one.group.colour })), box);
-    const cursor = drawn("g", { "aria-hidden": "true" });
-    image.append(cursor);
-    follow(image, frame, width, () => [...new Set(series.flatMap((one) => one.xs))].sort((a, b) => a - b).map((value) => [x(value), value]), (value, place) => {
-      cursor.replaceChildren();
-      if (!known(value)) return tip(frame);
-      cursor.append(drawn("line", { class: "cursor", x1: place, x2: place, y1: box.top, y2: box.bottom }));
-      const found = series.map((one) => {
-        const at = one.xs.reduce((best, other, number) => (known(one.ys[number]) && (best < 0 || Math.abs(x(other) - place) < Math.abs(x(one.xs[best]) - place)) ? number : best), -1);
-        return { one, at };
-      }).filter(({ one, at }) => at >= 0 && Math.abs(x(one.xs[at]) - place) < 40).sort((a, b) => b.one.ys[b.at] - a.one.ys[a.at]);
-      for (const { one, at } of found) cursor.append(drawn("circle", { class: `dot c${one.group.colour}`, cx: x(one.xs[at]), cy: y(one.ys[at]), r: 4.5 }));
-      tip(frame, place, box.top, [element("div", {}, element("span", {}, `${xName}: ${xText(value)}`)), ...found.slice(0, 14).map(({ one, at }) =>
-        tipRow(swatch(one.group), one.group.label, `${percent(one.ys[at])} %` + (one.low ? ` (${percent(one.low[at])} to ${percent(one.high[at])})` : "")))]);
-    });
-    return image;
-  });
-}
-
-function endLabels(image, labels, box) {
-  labels.sort((a, b) => a.y - b.y);
-  let last = box.top - 14;
-  for (const label of labels) { label.at = Math.max(label.y, last + 14); last = label.at; }
-  const over = Math.max(0, last - box.bottom);
-  for (const label of labels) image.append(drawn("circle", { class: `dot c${label.colour}`, cx: box.right + 9, cy: label.at - over, r: 4 }),
-    text(box.right + 17, label.at - over + 4, label.label, { class: "name" }));
-}
-
 // The pointer, a finger or the arrow keys choose the nearest of some places.
 function follow(image, frame, width, places, show) {
   let stops = null, at = -1;
@@ -129,7 +105,7 @@ function follow(image, frame, width, places, show) {
 
 // ---- a row of clients for each run ----
 // rows: name, group, clients, names (or none), accuracy, mean, worst_decile, split
-function strips(about, rows) {
+function strips(about, rows, name = "accuracy of clients", unit = "accuracy of each client, %") {
   return chart(about, (width, frame) => {
     const above = width < 620, left = above ? 4 : Math.min(230, 24 + 6.8 * Math.max(...rows.map((row) => row.name.length)));
     const step = above ? 46 : 30, height = rows.length * step + 40, image = canvas(width, height, { tabindex: 0 });
@@ -138,7 +114,7 @@ function strips(about, rows) {
     for (const at of ticks(low, 1, width < 500 ? 4 : 8)) {
       image.append(drawn("line", { class: "rule", x1: x(at), x2: x(at), y1: 0, y2: height - 34 }), text(x(at), height - 18, Math.round(100 * at), { "text-anchor": "middle" }));
     }
-    image.append(text(width - 12, height - 2, "accuracy of each client, %", { "text-anchor": "end" }));
+    image.append(text(width - 12, height - 2, unit, { "text-anchor": "end" }));
     const dots = new Map();
     rows.forEach((row, number) => {
       const middle = number * step + (above ? 30 : 15);
@@ -183,7 +159,7 @@ function strips(about, rows) {
       choose(all[number], [all[number][0].dot.cx.baseVal.value, all[number][0].middle + 14]);
     });
     return image;
-  });
+  }, name);
 }
 
 // ---- bars made of parts ----
@@ -209,7 +185,7 @@ function bars(about, rows, kinds, write) {
       image.append(text(x + 6, top + 17, write(total(row))));
     });
     return image;
-  });
+  }, "bytes by kind of message");
 }
 
 // ---- who owns what: clients along, classes up, area by count ----
@@ -234,7 +210,7 @@ function bubbles(about, split) {
       image.append(dot);
     }));
     return image;
-  });
+  }, `who owns what, ${split.data}`);
 }
 
 // ---- what an attack finds, between chance and no defence ----
@@ -252,5 +228,5 @@ function intervals(about, verdict) {
         drawn("circle", { class: `dot ${mark}`, cx: x(one.value), cy: middle, r: 5.5 }));
     });
     return image;
-  });
+  }, `attack ${verdict.attack}`);
 }

@@ -32,7 +32,14 @@ function duration(seconds) {
   if (seconds >= 120) return `${(seconds / 60).toFixed(1)} min`;
   return `${+seconds.toPrecision(3)} s`;
 }
-const plainly = (value) => (!known(value) ? "–" : typeof value === "number" && !Number.isInteger(value) ? String(+value.toPrecision(6)) : String(value));
+// Any value as text: parts of a list or of a mapping one after another, yes and no for truths.
+function plainly(value) {
+  if (!known(value) || value === "") return "–";
+  if (Array.isArray(value)) return value.map(plainly).join(", ") || "–";
+  if (typeof value === "object") return Object.entries(value).map(([name, part]) => `${spoken(name)}: ${plainly(part)}`).join("; ") || "–";
+  return typeof value === "number" && !Number.isInteger(value) ? String(+value.toPrecision(6)) : String(value);
+}
+const spoken = (name) => name.replace(/_/g, " ");
 const short = (words, length) => (words.length <= length ? words : `${words.slice(0, Math.max(1, Math.floor(length) - 1))}…`);
 // A mean and its deviation in the mean's unit; a deviation that would read as zero is left out.
 function withSpread(found, units) {
@@ -72,7 +79,9 @@ function selection(label, options, chosen, change) {
   return element("label", { class: "selection" }, `${label} `, select);
 }
 
-function facts(rows, columned = true) {
+// What is not known is left out: a dash tells nobody anything.
+function facts(all, columned = true) {
+  const rows = all.filter(([, value]) => plainly(value) !== "–");
   const pairs = rows.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, plainly(value))));
   return columned
     ? element("dl", { class: "columns" }, pairs)
@@ -81,4 +90,13 @@ function facts(rows, columned = true) {
 
 function list(names, most = 6) {
   return names.slice(0, most).join(", ") + (names.length > most ? ` and ${names.length - most} more` : "");
+}
+
+// ---- files to keep ----
+const slug = (words) => words.toLowerCase().replace(/[^a-z0-9]+/g, "-").replace(/^-|-$/g, "").slice(0, 60);
+function handOver(name, content, kind) {
+  const address = URL.createObjectURL(content instanceof Blob ? content : new Blob([content], { type: `${kind};charset=utf-8` }));
+  const link = element("a", { href: address, download: name });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(address), 10000);
 }

@@ -1,5 +1,9 @@
 // A column: name, text(row) to read, value(row) to sort by and for CSV, deviation(row) beside it, number, best ("high", "low").
-function table(about, columns, rows, options = {}) {
+function table(about, allColumns, allRows, options = {}) {
+  // Columns and rows that say nothing are left out; the first column is what a row is about.
+  const blank = (words) => ["–", ""].includes(String(words));
+  const columns = allColumns.filter((column, at) => !at || !allRows.length || allRows.some((row) => !blank(column.text(row))));
+  const rows = allRows.filter((row) => columns.length < 2 || columns.slice(1).some((column) => !blank(column.text(row))));
   const body = element("tbody");
   const heads = columns.map((column, number) => {
     const button = element("button", { type: "button", onclick: () => sort(number) }, column.name);
@@ -36,9 +40,28 @@ function table(about, columns, rows, options = {}) {
     element("button", { type: "button", class: "plain", "data-copy": name, "aria-label": `Copy as ${name}: ${about}`, onclick: async () => {
       said.textContent = (await copied(write(columns, order, about))) ? `Copied as ${name}.` : "The browser refused to copy.";
     } }, name));
+  const saved = element("button", { type: "button", class: "plain", "data-save": "CSV", "aria-label": `Download as CSV: ${about}`, onclick: () => {
+    handOver(`${slug(about)}.csv`, csv(columns, order), "text/csv");
+    said.textContent = "Saved as CSV.";
+  } }, "CSV");
   const scroll = element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": about },
     element("table", {}, element("caption", { class: "unseen" }, about), element("thead", {}, element("tr", {}, heads)), body));
-  return element("div", { class: "table", id: options.id }, scroll, options.caption && element("p", { class: "note" }, options.caption), element("div", { class: "foot" }, element("span", {}, "Copy as"), copies, said));
+  const wrap = element("div", { class: "wrap" }, scroll), cue = element("p", { class: "cue", hidden: "" }, "More to the right: swipe, or focus the table and use the arrow keys.");
+  cued(scroll, wrap, cue);
+  return element("div", { class: "table", id: options.id }, wrap, cue, options.caption && element("p", { class: "note" }, options.caption),
+    element("div", { class: "foot" }, element("span", {}, "Copy as"), copies, element("span", {}, "Download"), saved, said));
+}
+
+// A shade at the edge beyond which a table goes on, and words where it is wider than the page.
+function cued(scroll, wrap, cue) {
+  const look = () => {
+    const beyond = scroll.scrollWidth - scroll.clientWidth;
+    cue.hidden = beyond < 2;
+    wrap.classList.toggle("more-right", beyond - scroll.scrollLeft > 2);
+    wrap.classList.toggle("more-left", scroll.scrollLeft > 2);
+  };
+  scroll.addEventListener("scroll", look, { passive: true });
+  new ResizeObserver(look).observe(scroll);
 }
 
 async function copied(text) {

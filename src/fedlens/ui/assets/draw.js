@@ -1,34 +1,9 @@
-// Small drawings of the live page; the larger charts are those of the report.
-function spark(values, colour) {
-  const low = Math.min(...values), high = Math.max(...values), step = 100 / Math.max(1, values.length - 1);
-  const path = values.map((value, at) => `${(at * step).toFixed(1)},${(29 - (28 * (value - low)) / (high - low || 1)).toFixed(1)}`).join(" ");
+// Small drawings of the live page.
+function spark(curves, colour) {
+  const [low, high] = extent(curves.flat()), longest = Math.max(...curves.map((values) => values.length));
+  const path = (values) => values.map((value, at) => `${((100 * at) / Math.max(1, longest - 1)).toFixed(1)},${(29 - (28 * (value - low)) / (high - low || 1)).toFixed(1)}`).join(" ");
   return drawn("svg", { viewBox: "0 0 100 30", preserveAspectRatio: "none", "aria-hidden": "true" },
-    values.length > 1 && drawn("polyline", { class: `line c${colour}`, points: path }));
-}
-
-// Lines of any height from 0 up, for losses: series of group, xs, ys.
-function heights(about, xName, xText, yName, visible) {
-  return chart(about, (width, frame) => {
-    const series = visible().map((one) => ({ ...one, at: one.xs.map((x, number) => [x, one.ys[number]]).filter(([, y]) => known(y)) })).filter((one) => one.at.length);
-    const height = Math.round(Math.max(250, Math.min(400, width * 0.42))), box = { left: 44, right: width - 14, top: 24, bottom: height - 42 };
-    const image = canvas(width, height, { tabindex: 0 });
-    if (!series.length) return fill(image, {}, [text(width / 2, height / 2, "nothing was measured", { "text-anchor": "middle" })]);
-    const all = series.flatMap((one) => one.at), xs = all.map(([x]) => x), highX = Math.max(...xs), lowX = Math.min(...xs), highY = Math.max(...all.map(([, y]) => y)) || 1;
-    const x = (value) => box.left + ((value - lowX) / (highX - lowX || 1)) * (box.right - box.left), y = (value) => box.bottom - (value / highY) * (box.bottom - box.top);
-    for (const at of ticks(0, highY, 4)) image.append(drawn("line", { class: "rule", x1: box.left, x2: box.right, y1: y(at), y2: y(at) }), text(box.left - 8, y(at) + 4, +at.toPrecision(3), { "text-anchor": "end" }));
-    for (const at of ticks(lowX, highX, width < 500 ? 3 : 6, xName === "rounds" ? 1 : 0)) image.append(text(x(at), box.bottom + 18, xText(at), { "text-anchor": "middle" }));
-    image.append(text(box.left - 36, 12, yName), text(box.right, height - 6, xName, { "text-anchor": "end" }));
-    for (const { group, at } of series) {
-      if (at.length > 1) image.append(drawn("polyline", { class: `line c${group.colour}`, "stroke-dasharray": dashOf(group), points: at.map(([a, b]) => `${x(a).toFixed(1)},${y(b).toFixed(1)}`).join(" ") }));
-      else image.append(drawn("circle", { class: `dot c${group.colour}`, cx: x(at[0][0]), cy: y(at[0][1]), r: 5 }));
-    }
-    follow(image, frame, width, () => [...new Set(xs)].sort((a, b) => a - b).map((value) => [x(value), value]), (value, place) => {
-      if (!known(value)) return tip(frame);
-      const near = series.map(({ group, at }) => ({ group, point: at.reduce((best, other) => (Math.abs(other[0] - value) < Math.abs(best[0] - value) ? other : best)) })).filter(({ point }) => Math.abs(x(point[0]) - place) < 40);
-      tip(frame, place, box.top, [element("div", {}, element("span", {}, `${xName}: ${xText(value)}`)), ...near.slice(0, 14).map(({ group, point }) => tipRow(swatch(group), group.label, String(+point[1].toPrecision(4))))]);
-    });
-    return image;
-  });
+    curves.filter((values) => values.length > 1).map((values) => drawn("polyline", { class: `line c${colour}`, points: path(values) })));
 }
 
 // How many images of each class a client owns.
@@ -46,4 +21,30 @@ function mix(about, counts, classes) {
     });
     return fill(image, {}, [text(2, 12, "images"), text(width, 186, "class", { "text-anchor": "end" })]);
   });
+}
+
+// Replies that a round went on without, by kind; a bar is a round, or several of a long run.
+const LOST = { missing: "no reply", late: "late", refused: "refused" };
+function setbackBars(found, rounds) {
+  const kinds = Object.keys(LOST).filter((kind) => found[kind].some(Boolean)), total = (at) => kinds.reduce((sum, kind) => sum + found[kind][at], 0);
+  const sum = (kind) => found[kind].reduce((a, b) => a + b, 0), sums = kinds.map((kind) => `${LOST[kind]}: ${sum(kind)}`), voids = sum("void") ? [`shaded: rounds that left the model as it was, ${sum("void")}`] : [];
+  const figure = chart(() => `Lost replies by round. ${[...sums, ...voids].join("; ")}`, (width, frame) => {
+    const height = 190, box = { left: 36, right: width - 4, bottom: 150 }, image = canvas(width, height, { tabindex: 0 }), most = Math.max(1, ...found.first.map((_, at) => total(at)));
+    const x = (round) => box.left + ((round - 1) / rounds) * (box.right - box.left), tall = (count) => (126 * count) / most;
+    for (const at of ticks(0, most, 3, 1)) image.append(drawn("line", { class: "rule", x1: box.left, x2: box.right, y1: box.bottom - tall(at), y2: box.bottom - tall(at) }), text(30, box.bottom + 4 - tall(at), at, { "text-anchor": "end" }));
+    for (const at of ticks(1, rounds, width < 500 ? 3 : 8, 1)) if (at >= 1) image.append(text((x(at) + x(at + 1)) / 2, 168, at, { "text-anchor": "middle" }));
+    found.first.forEach((first, at) => {
+      let top = box.bottom;
+      if (found.void[at]) image.append(drawn("rect", { class: "void", x: x(first), y: 20, width: Math.max(1, x(found.last[at] + 1) - x(first)), height: box.bottom - 20 }));
+      kinds.forEach((kind) => { const high = tall(found[kind][at]); if (high) image.append(drawn("rect", { class: `part k${Object.keys(LOST).indexOf(kind)}`, x: x(first), y: (top -= high), width: Math.max(1, x(found.last[at] + 1) - x(first) - 1), height: high })); });
+    });
+    follow(image, frame, width, () => found.first.map((first, at) => [(x(first) + x(found.last[at] + 1)) / 2, at]), (at, place) => {
+      if (!known(at)) return tip(frame);
+      const span = found.first[at] === found.last[at] ? `round ${found.first[at]}` : `rounds ${found.first[at]} to ${found.last[at]}`;
+      tip(frame, place, 20, [element("div", {}, element("span", {}, span)), ...kinds.filter((kind) => found[kind][at]).map((kind) => tipRow(null, LOST[kind], String(found[kind][at]))), found.void[at] ? element("div", {}, "left the model as it was") : ""]);
+    });
+    return fill(image, {}, [text(2, 12, "replies"), text(width, 186, "round", { "text-anchor": "end" })]);
+  });
+  const mark = (kind) => drawn("svg", { width: 12, height: 12, "aria-hidden": "true" }, drawn("rect", { class: `part k${Object.keys(LOST).indexOf(kind)}`, width: 12, height: 12, rx: 2 }));
+  return element("figure", { id: "setbacks" }, element("div", { class: "chips" }, kinds.map((kind, number) => element("span", { class: "chip" }, mark(kind), sums[number])), voids.map((words) => element("span", { class: "chip" }, words))), figure.frame);
 }

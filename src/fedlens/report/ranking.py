@@ -1,0 +1,53 @@
+"""Ranks of groups and p against the best: those of `fedlens compare`, which reads the same runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..compare.table import Comparison
+from ..compare.verdict import LEVEL
+from .summary_text import has_measure, measure_for
+
+
+def rank(groups: Sequence[dict[str, Any]], runs: Sequence[Mapping[str, Any]], arenas: Sequence[Sequence[int]]) -> None:
+    """Give each group its `rank`: mean, deviation, p, and whether it can be told from the best of its arena.
+
+    None where a group is not finished, alone, or lacks the measure of the others.
+    """
+    for arena in arenas:
+        complete = [groups[number] for number in arena if groups[number]["complete"]]
+        measure = measure_for(complete)
+        rivals = {str(n): group for n, group in enumerate(complete) if measure and has_measure(group, measure)}
+        for number in arena:
+            groups[number]["rank"] = None
+        if len(rivals) > 1:
+            _compare(rivals, runs, "global" if measure == "global" else "personal")
+
+
+def _compare(rivals: Mapping[str, dict[str, Any]], runs: Sequence[Mapping[str, Any]], by: Any) -> None:
+    entries = [
+        replace(runs[n]["compared"], setting="", method=name)
+        for name, group in rivals.items()
+        for n in group["runs"]
+        if runs[n]["state"] == "complete"
+    ]
+    rows = [row for row in Comparison(entries, by).rows("") if row["mean"] is not None]
+    tested = any(row["p_seeds"] is not None for row in rows)
+    for row in rows:
+        rivals[row["method"]]["rank"] = {
+            **{name: row[name] for name in ("rank", "mean", "std", "p_seeds", "p_clients")},
+            "is_best": row is rows[0],
+            "is_close": row is not rows[0] and not _is_worse(row, rows[0], tested),
+            "tested": tested,
+            "last": row["last"] if by == "global" else 1,
+        }
+
+
+def _is_worse(row: Mapping[str, Any], best: Mapping[str, Any], tested: bool) -> bool:
+    """Whether it can be told from the best: by the paired test over seeds, or of too few seeds by a lead above their
+    deviations."""
+    if tested and row["rank"] > 1:
+        return row["p_seeds"] is not None and row["p_seeds"] < LEVEL
+    return best["mean"] - row["mean"] > max(row["std"] or 0.0, best["std"] or 0.0)
