@@ -30,7 +30,9 @@ from rich.console import Console
 from fedlens import config
 from fedlens.algorithms import ALGORITHMS, FedAvg, FineTuned
 from fedlens.cli import main as cli
-from fedlens.cli.format import split_words
+from fedlens.cli.errors import complain
+from fedlens.cli.format import print_rows, split_words
+from fedlens.core import phases
 from fedlens.core.algorithm import Algorithm
 from fedlens.core.errors import BadInput, ClientFailed, RunFailed
 from fedlens.core.files import seal
@@ -90,6 +92,40 @@ def test_help_answers_at_once(tmp_path):
     assert fedlens(cwd=tmp_path) == Ended(0, ended.out, "")  # no words at all: the same
 
 
+def test_help_fits_a_terminal(tmp_path):
+    lines = fedlens("--help", cwd=tmp_path).out.splitlines()
+    assert max(map(len, lines)) <= 80 and not any(line.endswith("...") for line in lines if line[:2] == "  ")
+    known = {name for commands in cli._GROUPS.values() for name in commands}
+    listed = {line.split()[0] for line in lines[lines.index("Train:") :] if line[:2] == "  " and line[2] != " "}
+    assert known == listed and len(known) == sum(map(len, cli._GROUPS.values()))
+
+
+def test_brackets_stay_in_tables(capsys):
+    print_rows([{"state": "install fedlens[hub]", "[bold]": "[red]x"}])
+    said = capsys.readouterr().out
+    assert "fedlens[hub]" in said and "[bold]" in said and "[red]x" in said
+
+
+@pytest.mark.parametrize(
+    ("terminal", "variables", "is_red"), [(True, {}, True), (True, {"NO_COLOR": "1"}, False), (False, {}, False)]
+)
+def test_errors_are_red_in_a_terminal(terminal, variables, is_red, monkeypatch, capsys):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    assert complain("no", 2) == 2
+    assert capsys.readouterr().err == ("\033[31mfedlens:\033[0m no\n" if is_red else "fedlens: no\n")
+
+
+def test_keys_fit_a_terminal(nursery, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    cli.app(["run", "--keys", "fedsls", "partition"], standalone_mode=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80 and "partition.alpha=0.5       # of Dir(alpha); smaller is more skewed" in lines
+
+
 def test_the_command_line_is_imported_without_torch():
     code = "import sys, fedlens, fedlens.cli.main; print({'torch', 'pydantic', 'rich', 'pyarrow'} & sys.modules.keys())"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
@@ -97,12 +133,14 @@ def test_the_command_line_is_imported_without_torch():
 
 def test_plain_lines_where_there_is_no_terminal(finished):
     said = (finished.parent / "said").read_text()
-    headline, *rounds, accuracy, bytes_sent = said.splitlines()
+    headline, settings, *rounds, accuracy, bytes_sent = said.splitlines()
     assert headline == "scaffold on mnist5k (dirichlet, 4 clients), mlp, cpu fp32, sequential -> run"
+    assert settings.startswith("model=mlp rounds=4 clients=4 cohort=") and "local.lr=" in settings
     assert [line.split()[1] for line in rounds] == ["1/4", "2/4", "3/4", "4/4"]
+    assert ["left" in line for line in rounds] == [False, True, True, False]
     assert re.match(r"accuracy \d+\.\d\d % ", accuracy) and bytes_sent.startswith("sent up ")
     assert "\x1b" not in said
-    assert (finished / "log.txt").read_text().splitlines() == rounds
+    assert (finished / "log.txt").read_text().splitlines() == [line.partition(", about")[0] for line in rounds]
 
 
 def test_json_is_one_line(finished, nursery, tmp_path):
@@ -326,9 +364,11 @@ def test_describe_does_not_wait_for_what_it_does_not_show():
 
 
 def test_describe_in_words(nursery, tmp_path):
-    ended = nursery("describe", "fedprox", "algorithm.mu=0.5", "--model", "resnet18", cwd=tmp_path)
-    assert ended.code == 0 and "mu=0.5" in ended.out and "Li et al., 2020" in ended.out
-    assert "layer4.1.conv2.weight" in ended.out and "…" not in ended.out  # whole names, for grep
+    words = ("describe", "fedprox", "algorithm.mu=0.5", "--model", "resnet18")
+    brief, whole = nursery(*words, cwd=tmp_path), nursery(*words, "--leaves", cwd=tmp_path)
+    assert brief.code == 0 and "mu=0.5" in brief.out and "Li et al., 2020" in brief.out
+    assert "layer4" not in brief.out and brief.out.index("44,") < brief.out.index("Li et al.")  # totals first
+    assert "layer4.1.conv2.weight" in whole.out and "…" not in whole.out  # whole names, for grep
 
 
 def test_describe_says_what_leaves_beside_updates(nursery, tmp_path):
@@ -376,7 +416,7 @@ def test_keys_are_words_that_make_the_same_experiment(nursery, tmp_path):
     ended = nursery("run", "--keys", "algorithm=fedprox", cwd=tmp_path)
     lines, names = ended.out.split("\n\n", 1)
     assert ended.code == 0 and "algorithm.mu=0.01" in lines and "fedprox" in names and "resnet18" in names
-    words = lines.splitlines()
+    words = [line.partition("  # ")[0] for line in lines.splitlines() if line[:2] != "# "]
     assert config.read(None, words) == config.read(None, ["algorithm=fedprox"]) and not list(tmp_path.glob("runs"))
 
 
@@ -477,9 +517,9 @@ def test_wrong_files(nursery, tmp_path, text, parts):
         (["rnu"], "No such command 'rnu'. Did you mean 'run'? See `fedlens --help`."),
         (["diff", "a"], "Missing argument 'B'. See `fedlens diff --help`."),
         (["resume"], "Missing argument 'RUN'. See `fedlens resume --help`."),
-        (["resume", "nowhere"], "nowhere holds no run: there is no config.yaml in it"),
+        (["resume", "nowhere"], "there is no run nowhere; `fedlens list` shows those there are"),
         (["resume", "."], ". holds no run: there is no config.yaml in it"),
-        (["diff", "a", "b"], "a holds no run: there is no config.yaml in it"),
+        (["diff", "a", "b"], "there is no run a; `fedlens list` shows those there are"),
         (["describe", "scafold"], "algorithm 'scafold' is unknown; did you mean 'scaffold'?"),
         (["describe", "fedprox", "mu=1"], "unknown key mu; did you mean 'algorithm.mu'?"),
         (["describe", "fedprox", "--model", "resnet"], "model 'resnet' is unknown; did you mean 'resnet8'?"),
@@ -632,12 +672,14 @@ def test_damaged_memory(stopped, nursery):
 
 
 @pytest.mark.parametrize("table", ["metrics", "bytes"])
-def test_damaged_table(stopped, nursery, table):
+def test_damaged_table(stopped, finished, nursery, table):
     (part,) = (stopped / f"{table}.parquet").iterdir()
     cut(part)
-    for words in (["resume", "run", "rounds=5"], ["diff", "run", "run"]):
-        ended = nursery(*words, cwd=stopped.parent)
-        assert ended.code == 2 and f"run/{table}.parquet/{part.name} is damaged" in ended.sentence
+    ended = nursery("diff", "run", "run", cwd=stopped.parent)
+    assert ended.code == 2 and f"run/{table}.parquet/{part.name} is damaged" in ended.sentence
+    ended = nursery("resume", "run", cwd=stopped.parent)
+    assert ended.code == 0 and f"note: {table}.parquet was damaged and is restored from its copy" in ended.out
+    assert same(stopped, finished)
 
 
 def test_deleted_passport(stopped, finished, nursery):
@@ -809,12 +851,13 @@ def on_screen(text: str) -> list[str]:
 def test_live_panel(long, nursery, tmp_path):
     """Ctrl-C in the middle, then to the end; the panel is drawn in place and the screen is left tidy."""
     code, text = terminal(nursery, "run", *LONG, "engine=sequential", "out=[bold]run", cwd=tmp_path, press="round 3/6")
-    lines = on_screen(text)
+    settings, *lines = on_screen(text)
+    assert settings.startswith("model=mlp rounds=6 clients=4")
     assert code == 130 and text.count("\x1b[?25l") == text.count("\x1b[?25h")  # the cursor is back
     assert lines[0].startswith("╭─ scaffold on mnist5k") and "-> [bold]run" in lines[0]  # a path is no markup
     assert lines[-1] == "fedlens: stopped, and the last checkpoint is kept; go on with `fedlens resume '[bold]run'`"
     code, text = terminal(nursery, "resume", "[bold]run", cwd=tmp_path)
-    lines = on_screen(text)
+    _, *lines = on_screen(text)
     assert code == 0 and "from round" in lines[0] and text.count("scaffold on") > 2  # drawn again and again
     assert [re.sub(" +", " ", line)[:17] for line in lines[1:3]] == ["│ round 6/6 ━━━━━", "│ accuracy loss u"]
     assert re.search("[▁▂▃▄▅▆▇█]", lines[4]) and lines[5].startswith("╰")
@@ -827,10 +870,14 @@ def test_a_long_round_shows_how_many_clients_have_answered(monkeypatch):
     monkeypatch.setattr(panel.time, "monotonic", lambda: now[0])
     lines.begin(Experiment(), Path("out"), [], 4, 9)
     for answered in range(1, 8):
-        now[0] += 11
+        now[0] += 4
         lines.clients(answered, 100)
     said = lines.stream.getvalue().splitlines()
-    assert said[1:] == ["round 5: 3 of 100 clients", "round 5: 6 of 100 clients"]
+    assert said[1:] == [
+        "model=cnn rounds=20 clients=20 cohort=5 local.epochs=1 local.lr=0.01",
+        "round 5: 3 of 100 clients",
+        "round 5: 6 of 100 clients",
+    ]
     shown = panel.LivePanel(Console(file=io.StringIO()))
     shown.begin(Experiment(), Path("out"), [], 4, 9)
     for answered in (1, 3):
@@ -839,11 +886,41 @@ def test_a_long_round_shows_how_many_clients_have_answered(monkeypatch):
         assert task.description == f"round 5/9, {answered} of 3 clients" and task.completed == 4 + answered / 4
 
 
+def test_what_comes_before_round_1_says_what_it_is_and_how_far(monkeypatch):
+    lines, now = panel.Lines(io.StringIO()), [0.0]
+    monkeypatch.setattr(panel.time, "monotonic", lambda: now[0])
+    shown = panel.LivePanel(Console(file=io.StringIO()))
+    for watcher in (lines, shown):
+        now[0] = 0.0
+        with phases.heard_by(watcher.phase):
+            for _ in phases.counted(range(10), "training at the server"):
+                now[0] += 3
+    assert lines.stream.getvalue().splitlines() == [
+        "training at the server: 0 of 10",
+        "training at the server: 4 of 10, about 18 s left",
+        "training at the server: 8 of 10, about 6.0 s left",
+    ]
+    assert str(shown.live.get_renderable()) == "training at the server: 9 of 10, about 3.0 s left"
+    shown.begin(Experiment(), Path("out"), [], 4, 9)
+    shown.phase("warm-up", 0, 0)
+    assert shown.bar.tasks[0].description == "round 5/9, warm-up"
+    assert not phases.phase("nobody listens")
+
+
+def test_the_line_of_a_round_says_what_is_left():
+    lines = panel.Lines(io.StringIO())
+    for round in (1, 2, 4):
+        lines.round(panel.RunProgress(round, 4, 0.5, 1.0, 0, 0, 10.0 * round, round - 1, 3, "warm-up" * (round == 1)))
+    said = lines.stream.getvalue().splitlines()
+    assert said[0].startswith("round 1/4 (warm-up)  accuracy") and said[0].endswith("10.0 s")
+    assert said[1].endswith("20.0 s, about 20 s left") and said[2].endswith("40.0 s")
+
+
 def test_other_long_work_says_how_far_it_is(monkeypatch, capsys):
     now = [0.0]
     monkeypatch.setattr(panel.time, "monotonic", lambda: now[0])
     for _ in panel.counted(range(7), "sub-models"):
-        now[0] += 11
+        now[0] += 4
     out, err = capsys.readouterr()
     assert err.splitlines() == ["sub-models: 3 of 7", "sub-models: 6 of 7"] and not out
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)

@@ -50,13 +50,18 @@ def test_data_show_draws_the_split(fedlens, tmp_path):
 
 def test_explain_a_run_and_its_clients(fedlens, finished):
     words = ["--images", "2", "--methods", "lrp,guided_backprop"]
-    place, legend = fedlens("explain", "run", *words, cwd=finished).splitlines()
-    assert place == os.path.join("run", "figures", "explain.png") and "red speaks for the true class" in legend
+    told, place, legend = fedlens("explain", "run", *words, cwd=finished).splitlines()
+    assert (
+        "right on" in told
+        and "of these 2 images" in told
+        and place == os.path.join("run", "figures", "explain.png")
+        and "red speaks for the true class" in legend
+    )
     picture = json.loads(fedlens("explain", "run", *words, "--clients", "0,3", "--json", cwd=finished))["picture"]
     assert (finished / picture).stat().st_size > 5_000
     assert "lrp" in fedlens("explain", "run", "--methods", "lpr", cwd=finished, code=2)
     assert "client 9 does not exist" in fedlens("explain", "run", "--clients", "9", cwd=finished, code=2)
-    assert "holds no run" in fedlens("explain", "nothing", cwd=finished, code=2)
+    assert "there is no run nothing" in fedlens("explain", "nothing", cwd=finished, code=2)
 
 
 def test_curve_and_bytes_of_a_run(finished):
@@ -68,7 +73,7 @@ def test_curve_and_bytes_of_a_run(finished):
 
 def test_explain_a_model_without_a_run(fedlens, tmp_path):
     words = ["model=cnn2", "--images", "2", "--methods", "gradient", "--out", "look.svg"]
-    place, legend = fedlens("explain", *words, cwd=tmp_path).splitlines()
+    _, place, legend = fedlens("explain", *words, cwd=tmp_path).splitlines()
     assert place == "look.svg" and (tmp_path / place).exists() and "red speaks for the class asked about" in legend
 
 

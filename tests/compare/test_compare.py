@@ -18,6 +18,7 @@ from fedlens import config
 from fedlens.algorithms import ALGORITHMS
 from fedlens.cli.format import print_rows
 from fedlens.cli.main import app
+from fedlens.compare import board as board_module
 from fedlens.compare.board import Board, LiveBoard
 from fedlens.compare.measured import Compared
 from fedlens.compare.run import asked, compare, compare_existing, pictures
@@ -41,6 +42,7 @@ SMALL = (
     "engine=sequential",
 )
 WORDS = ("fedavg", "fedper", "fedprox", "fedprox.mu=0.1,1", *SMALL)
+SETTINGS = "model=cnn2 rounds=2 clients=6 cohort=3 local.steps=2 local.lr=0.1"  # as it is said at the start
 METHODS = ["fedavg", "fedper", "fedprox,mu=0.1", "fedprox,mu=1"]
 
 
@@ -184,12 +186,39 @@ def test_pictures_and_the_panel(done, tmp_path):
     assert all(path.with_suffix(".svg").stat().st_size > 10_000 for path in drawn)
     console = Console(width=100, record=True, file=io.StringIO())
     board = LiveBoard(console)
-    board.expect(["a", "b", "c"], there=2)
+    board.expect(dict.fromkeys("abc", 9), there=2)
     board.watch("a").end()
     board.watch("b").round(recorder.Progress(3, 9, 0.5, 1.0, 1, 1, 1.0))
     console.print(board.shown())
     text = console.export_text()
     assert "3 of 5 runs done, 2 to go" in text and "3/9" in text and "50.00 %" in text
+
+
+def test_a_log_says_from_the_first_seconds_where_all_runs_are(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(board_module.time, "perf_counter", lambda: now[0])
+    board = Board(io.StringIO())
+    board.phase("checking", 0, 2)
+    board.expect({"a": 4, "b": 4}, there=0)
+    a, b = board.watch("a"), board.watch("b")
+    b.phase("training at the server", 1, 3)
+    for run in (a, b):
+        run.begin(None, None, [], 0, 4)
+    now[0] += 2
+    a.clients(1, 1)  # half a round of eight
+    now[0] += 11
+    a.round(recorder.Progress(1, 4, 0.5, 1.0, 1, 1, 1.0))
+    a.end()
+    b.end("no memory")
+    assert board.stream.getvalue().splitlines() == [
+        "checking: 0 of 2",
+        "[0 of 2] a: begins",
+        "[0 of 2] b: begins",
+        "[0 of 2] a: round 1 under way; b: training at the server: 1 of 3, about 30 s left",
+        "[0 of 2] a: round 1/4; b: training at the server: 1 of 3, about 91 s left",
+        "[1 of 2] a: done, accuracy 50.00 % (13 s)",
+        "[2 of 2] b: failed: no memory (13 s)",
+    ]
 
 
 # ---- going on --------------------------------------------------------------------------------------------------------
@@ -251,7 +280,9 @@ def test_what_cannot_run_is_found_out_before_anything_is_trained(tmp_path, monke
     words = ["fedavg", "pse", "fedrep", "faulty:Faulty", "fedprox", *SMALL]
     found = compare(asked(words), [0, 1], tmp_path / "out", silent(), processes=1)
     assert len(began) == 4 and not any("pse" in out or "fedrep" in out or "Faulty" in out for out in began)
-    refused, rest = told[:3], told[3:]  # each of them once, before anything had begun
+    assert (0, SETTINGS) in told
+    refused = [(count, text) for count, text in told if " failed: " in text]
+    rest = [(count, text) for count, text in told if ": done" in text]  # each of them once, before anything had begun
     assert [(count, text.partition(" failed: ")[0]) for count, text in refused] == [
         (0, "pse"),
         (0, "fedrep"),
@@ -335,13 +366,17 @@ def test_words_become_rows_and_settings():
     assert asked(["fedavg", "fedprox", "rounds=3"]).folder == asked(["scaffold", "rounds=3", "engine=workers"]).folder
 
 
-def test_a_quick_look_is_said_and_is_only_for_the_embedded_data():
-    look = asked(["fedxds", "pse"])
-    assert look.cells[0].experiment.algorithm.warmup_rounds == 5
-    assert any("fedxds ran with warmup_rounds=5" in note for note in look.notes)
-    whole = asked(["fedxds", "data=cifar10"])
-    assert whole.cells[0].experiment.algorithm.warmup_rounds == 10 and not whole.notes
-    assert asked(["pse", "model=pse_net"]).cells[0].experiment.algorithm.attention == "cross"
+@pytest.mark.parametrize("method", ALGORITHMS)
+def test_defaults_are_those_of_a_run(method):
+    """Nothing is changed behind anybody's back, with data= or without."""
+    for words in ([], ["data=cifar10"], ["rounds=3", "model=cnn_small"]):
+        [cell] = asked([method, *words]).cells
+        alone = config.read(None, [f"algorithm={method}", *words])
+        assert cell.experiment.with_execution(picture=True) == alone
+
+
+def test_methods_may_be_named_with_commas():
+    assert list(asked(["fedavg,ditto", "fedprox"]).grid.rows) == ["fedavg", "ditto", "fedprox"]
 
 
 @pytest.mark.parametrize(
@@ -357,6 +392,9 @@ def test_a_quick_look_is_said_and_is_only_for_the_embedded_data():
         (["fedavg", "fedprox,mu=1"], r"ask for it as fedprox fedprox\.mu=1$"),
         (["fedavg", "partition.alpha=0.1,x"], "partition.alpha is 'x'"),
         (["fedavg", "--sedes"], "unknown option --sedes"),
+        (["fedavg,ditto", "fedprox.mu=1"], r"^fedprox\.mu is a setting of fedprox, which is not compared"),
+        (["fedavg", "fedxds/paper.alpha=1"], r"^fedxds/paper\.alpha is a setting of fedxds/paper, which is not"),
+        (["fedavg", "fedprx.mu=1"], "unknown key fedprx"),
     ],
 )
 def test_bad_words_are_refused_before_anything_runs(words, sentence):

@@ -86,8 +86,9 @@ def test_every_picture_says_how_to_read_it_and_so_does_the_command(finished, mon
     assert sorted(said) == sorted(legends(maps=True)) and "1 the same, 0 unrelated" in legends(maps=True)[0]
     shown = CliRunner().invoke(app, ["explain", str(finished), "--images", "1", "--methods", "gradient"]).output
     lines = [line.strip() for line in shown.splitlines()]
-    assert lines[0].endswith("explain.png") and lines[1].startswith("red speaks for the true class")
-    assert lines[3::2] == legends(maps=True) and len(lines) == 6
+    assert lines[0].startswith("the model: right on") and lines[0].endswith("of these 1 images.")
+    assert lines[1].endswith("explain.png") and lines[2].startswith("red speaks for the true class")
+    assert lines[4::2] == legends(maps=True) and len(lines) == 7
 
 
 def test_without_maps_there_is_the_chart_and_without_weights_nothing(tmp_path, monkeypatch):

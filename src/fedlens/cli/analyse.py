@@ -1,4 +1,4 @@
-"""Commands about runs that are there: diff, explain, clients, time, audit, report, ui."""
+"""Commands about runs that are there: diff, clients, time, audit, report, ui."""
 
 from __future__ import annotations
 
@@ -6,11 +6,23 @@ import contextlib
 import math
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from .format import CLIENTS, Json, is_setting, numbers, print_rows, say_json, shares, split_words
+from .format import (
+    CLIENTS,
+    Json,
+    Style,
+    Width,
+    figures,
+    is_setting,
+    print_rows,
+    print_text,
+    runs_among,
+    say_json,
+    shares,
+)
 
 
 def diff(a: str, b: str, json: Json = False) -> None:
@@ -27,75 +39,13 @@ def diff(a: str, b: str, json: Json = False) -> None:
     raise typer.Exit(1 if found else 0)
 
 
-def explain(
-    words: Annotated[list[str] | None, typer.Argument(metavar="[RUN ...] [key=value ...]", show_default=False)] = None,
-    weights: Annotated[str, typer.Option(help="A safetensors file, when there is no run.")] = "",
-    clients: Annotated[str, typer.Option(help="Clients whose personal models are shown, by number or name: 0,3.")] = "",
-    rounds: Annotated[str, typer.Option("--round", help="Rounds whose models are shown, such as 50,100.")] = "",
-    methods: Annotated[str, typer.Option(help="Such as lrp,guided_backprop,grad_cam.")] = "",
-    images: Annotated[int, typer.Option(min=1, max=64)] = 6,
-    which: Annotated[str, typer.Option(help="With several runs: places in the client's test images, as 0,7.")] = "",
-    out: Annotated[str, typer.Option(help="PNG, SVG or PDF.")] = "",
-    json: Json = False,
-) -> None:
-    """Draw what models look at: a run's, or model=... with --weights FILE on data=...
-
-    Several runs are drawn side by side: their models of one client (--clients 3) by one method, on its test images.
-    """
-    from .. import config
-    from ..attribution import METHODS
-    from ..attribution.figures import ASKED, USUAL, legend
-    from ..core.errors import BadInput, nearest
-    from ..explain.run import explain_model, explain_run
-    from ..papers.explain import own_figures
-
-    chosen = [name.strip() for name in methods.split(",") if name.strip()] or list(USUAL)
-    for name in chosen:
-        if name not in METHODS:
-            raise BadInput(f"--methods {name!r} is unknown; {nearest(name, METHODS)}")
-    place = Path(out) if out else None
-    if len(runs := [word for word in words or () if not is_setting(word) and not word.startswith("-")]) > 1:
-        from ..explain.runs import LEGEND, explain_runs
-
-        who, method = _clients(runs[0], clients) or [0], chosen if methods else ["grad_cam"]
-        if len(who) > 1 or len(method) > 1 or rounds or weights or len(runs) < len(words or ()):
-            raise BadInput("several runs are compared by one client's models and one method: --clients 0 --methods lrp")
-        at = numbers("--which", which)
-        drawn = explain_runs(runs, place, client=who[0], count=images, which=at, method=method[0])
-        say_json({"picture": str(drawn), "more": []}) if json else print(drawn, f"  {LEGEND}", sep="\n")
-        return
-    run, settings = split_words(words)
-    if which:
-        raise BadInput("--which is for several runs; name two or more")
-    if run:
-        if settings or weights:
-            raise BadInput("a run has its own model, data and weights: name a RUN, or model=, data= and --weights")
-        whose = {"clients": _clients(run, clients), "rounds": numbers("--round", rounds)}
-        drawn = explain_run(run, place, **whose, count=images, methods=chosen)
-        more = own_figures(run, place, whose["clients"], images)
-    else:
-        where = place or Path("explain.png")
-        drawn = explain_model(config.read(None, settings), weights, where, count=images, methods=chosen)
-        more = []
-    if json:
-        say_json({"picture": str(drawn), "more": [str(path) for path, _ in more]})
-        return
-    for path, how_to_read in [(drawn, legend(ASKED["true" if run else "given"])), *more]:
-        print(path, f"  {how_to_read}", sep="\n")
-
-
-def _clients(run: str, text: str) -> list[int]:
-    from ..runs.folder import RunFolder
-
-    names = RunFolder.open(run).names()
-    return [names.number(part.strip()) for part in text.split(",") if part.strip()]
-
-
 def clients(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN ...", show_default=False)],
+    words: Annotated[list[str], typer.Argument(metavar="RUN ... [data.path=PLACE]", show_default=False)],
     confusion: Annotated[str, typer.Option(metavar="CLIENT", help="Also its confusion matrix; number or name.")] = "",
     loss: Annotated[bool, typer.Option("--loss", help="Also the training loss of rounds kept with keep=N.")] = False,
     out: Annotated[str, typer.Option(help="The picture; others are named after it.")] = "",
+    style: Style = "screen",
+    width: Width = "3.3in",
     json: Json = False,
 ) -> None:
     """What each client gets out of a run, how fair that is, and how runs differ in it; the first is the reference.
@@ -107,7 +57,7 @@ def clients(
     from ..runs.opened import OpenedRun, named, same_split
     from ..runs.read import client_evaluation, fairness
 
-    paths = named(runs)
+    paths = named(runs := runs_among(words))
     evaluated = {name: client_evaluation(RunFolder.open(path)) for name, path in paths.items()}
     accuracies = {name: by for name, (_, by) in evaluated.items()}
     fair = {name: fairness(list(by.values())) for name, by in accuracies.items()}
@@ -116,23 +66,37 @@ def clients(
     ]
     place = (Path(out) if out else RunFolder(runs[0]).figures / "clients").with_suffix("")
     names = RunFolder.open(runs[0]).names()
-    drawn = [accuracy_bars(accuracies, fair, place, names)]
-    opened = {n: OpenedRun.open(p) for n, p in paths.items()} if loss or confusion else {}
-    if confusion:
-        same_split(opened)
-        number = names.number(confusion)
-        counts = {name: run.confusion(number) for name, run in opened.items()}
-        where, classes = (
-            place.with_name(f"{place.name}-confusion-{number}"),
-            next(iter(opened.values())).images.classes,
-        )
-        drawn.append(confusion_matrices(counts, classes, where, f"{names.client(number)}, % of each class"))
-    if loss:
-        losses = {name: run.training_losses() for name, run in opened.items()}
-        drawn.append(loss_curves(losses, place.with_name(f"{place.name}-loss")))
+    with figures(style, width) as printed:
+        drawn = [accuracy_bars(accuracies, fair, place, names)]
+        opened = {n: OpenedRun.open(p) for n, p in paths.items()} if loss or confusion else {}
+        if confusion:
+            same_split(opened)
+            number = names.number(confusion)
+            counts = {name: run.confusion(number) for name, run in opened.items()}
+            where = place.with_name(f"{place.name}-confusion-{number}")
+            classes = next(iter(opened.values())).images.classes
+            drawn.append(confusion_matrices(counts, classes, where, f"{names.client(number)}, % of each class"))
+        if loss:
+            losses = {name: run.training_losses() for name, run in opened.items()}
+            drawn.append(loss_curves(losses, place.with_name(f"{place.name}-loss")))
+    drawn = printed or drawn
     if json:
         say_json({"runs": rows, "accuracies": accuracies, "pictures": [str(path) for path in drawn]})
         return
+    _print_clients(rows, accuracies, names)
+    print(*drawn, sep="\n")
+
+
+def _print_clients(rows: list[dict[str, Any]], accuracies: dict[str, dict[int, float]], names: Any) -> None:
+    """The verdict, fairness by run, and the clients who are worst off."""
+    from ..core.format import percent
+
+    fair = {row["run"]: row for row in rows}
+    best = max(fair, key=lambda name: fair[name]["worst_decile"])
+    print_text(
+        f"The worst-off tenth of clients has {percent(fair[best]['worst_decile'])} on average"
+        + (f" with {best}, the most of these {len(fair)} runs." if len(fair) > 1 else ".")
+    )
     titles = {"mean": "mean, %", "std": "std, %", "worst_decile": "worst tenth, %"}
     print_rows([{titles.get(k, k): f"{100 * v:.2f}" if k in titles else v for k, v in row.items()} for row in rows])
     everyone = sorted({client for by in accuracies.values() for client in by})
@@ -150,7 +114,6 @@ def clients(
     )
     if len(everyone) > CLIENTS:
         print(f"and {len(everyone) - CLIENTS} more, who are better off; --json has them all")
-    print(*drawn, sep="\n")
 
 
 def time_on_devices(
@@ -168,15 +131,15 @@ def time_on_devices(
     from ..runs.read import evaluations, rounds_of
     from ..simulate.timing import timing
 
-    words = [word for word in runs if is_setting(word)]
-    if others := [word for word in words if not word.startswith("devices.")]:
+    words = [word for word in runs if is_setting(word) and word.startswith("devices.")]
+    if others := [word for word in runs if is_setting(word) and word not in words and ".path=" not in word]:
         raise BadInput(f"{others[0]} is no setting of devices; they look like devices.up=5")
     profile = config.read(None, [f"devices={devices}", *words]).execution.devices
     if profile is None:
         raise BadInput("--devices names no devices; there are phone, hospital and iot")
     wanted = shares("--targets", targets, "accuracies such as 0.8,0.9")
     rows = []
-    for name, path in named([word for word in runs if not is_setting(word)]).items():
+    for name, path in named(runs_among([word for word in runs if word not in words])).items():
         found, folder = timing(path, profile), RunFolder.open(path)
         counts = rounds_of(folder)
         curve = evaluations(folder.metrics(), "accuracy", counts).values()
@@ -196,22 +159,29 @@ def time_on_devices(
 
 def audit(
     run: Annotated[str, typer.Argument(help="The folder of a run with transcript=MiB.")],
+    words: Annotated[list[str] | None, typer.Argument(metavar="[data.path=PLACE]", show_default=False)] = None,
     attacks: Annotated[str, typer.Option(help="Such as loss,lira,gradients,labels; without it all that apply.")] = "",
     fpr: Annotated[str, typer.Option(help="Rates of false alarms, such as 0.01,0.001.")] = "",
     candidates: Annotated[int, typer.Option(min=10, help="Members that are asked about, and as many others.")] = 500,
     seeds: Annotated[int, typer.Option(min=1, help="Repeats of attacks that train something.")] = 2,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    style: Style = "screen",
+    width: Width = "3.3in",
     json: Json = False,
 ) -> None:
     """Attack what the server received in a run: who was trained on, which images, which labels."""
     from ..audit.attack import LEGEND
     from ..audit.run import audit
+    from ..core.errors import BadInput
     from ..engines.process import threads
 
     rates = shares("--fpr", fpr, "rates such as 0.01,0.001")
     names = [part.strip() for part in attacks.split(",") if part.strip()]
+    if extra := [word for word in words or () if not is_setting(word)]:
+        raise BadInput(f"one run is audited at a time, and {extra[0]} is another word; data.path=PLACE may follow")
+    runs_among([run, *(words or ())])
     out = sys.stderr if json else sys.stdout
-    with threads(1):
+    with threads(1), figures(style, width) as printed:
         found = audit(
             run,
             names,
@@ -224,6 +194,7 @@ def audit(
     if json:
         say_json(found.plain())
         return
+    print_text(found.verdict())
     rows = [
         {"attack": v.attack, "measure": measure, **dict(zip(LEGEND, v.beside(measure), strict=True))}
         for v in found.verdicts
@@ -231,14 +202,17 @@ def audit(
     ]
     print_rows(rows)
     for name, meaning in LEGEND.items():
-        print(f"{name}: {meaning}.")
+        print_text(f"{name}: {meaning}.")
     for name, why in found.skipped.items():
-        print(f"{name} was not tried: {why}")
-    print(f"{found.run}/audit.md, pictures in {found.run}/figures; {found.seconds:.1f} s")
+        print_text(f"{name} was not tried: {why}")
+    print(*printed, f"{found.run}/audit.md, pictures in {found.run}/figures; {found.seconds:.1f} s", sep="\n")
 
 
 def report(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN ...", show_default=False, help="Runs, or folders of them.")],
+    words: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN ... [data.path=PLACE]", show_default=False, help="Runs, or folders of them."),
+    ],
     out: Annotated[str, typer.Option(help="The HTML file; without it report.html beside the runs.")] = "",
     latency: Annotated[bool, typer.Option("--latency", help="Time selected sub-models on this machine, too.")] = False,
     json: Json = False,
@@ -246,6 +220,7 @@ def report(
     """One HTML file about runs that needs nothing else: the answer in words, curves, tables, clients, bytes, audits."""
     from ..report.page import write
 
+    runs = runs_among(words)
     place = Path(out) if out else (Path(runs[0]) if len(runs) == 1 else Path()) / "report.html"
     written = write([Path(run) for run in runs], place, latency)
     say_json({"report": str(written), "bytes": written.stat().st_size}) if json else print(written)

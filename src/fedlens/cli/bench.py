@@ -25,7 +25,7 @@ from ..core.optimizer import Sgd
 from ..core.rng import generator, key, seeded
 from ..core.run import run
 from ..data import Prepare
-from ..engines.lanes import Lanes
+from ..engines.lanes import MOST, Lanes
 from ..engines.sequential import Sequential
 from ..engines.workers import Workers
 from ..models import MODELS
@@ -142,6 +142,7 @@ def bench(
                 torch.cuda.reset_peak_memory_stats()
             best, first = seconds(given, make, device, repeats)
             peak = torch.cuda.max_memory_allocated() / 2**30 if device.startswith("cuda") else None
+            side_by_side = min(given.clients, MOST) if name.startswith("lanes") else 1
             rows.append(
                 {
                     "job": work.name,
@@ -150,6 +151,7 @@ def bench(
                     "round_seconds": best,
                     "first_round_seconds": first,
                     "peak_gib": peak,
+                    "lane_mib": peak and 1024 * peak / side_by_side,  # images and all that lanes share counted in
                 }
             )
         base = {row["engine"]: row["images_per_second"] for row in rows}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from .format import CLIENTS, Json, Words, print_rows, say_json, split_words
+from .format import CLIENTS, Json, Style, Width, Words, figures, print_rows, print_text, say_json, split_words
 
 data = typer.Typer(no_args_is_help=True, help="Data sets and splits.", rich_markup_mode=None)
 
@@ -42,13 +42,33 @@ def data_check(
     from ..data.show import check_rows
 
     rows = check_rows(names or ())
-    say_json(rows) if json else print_rows(rows)
+    say_json(rows) if json else _print_checked(rows)
     raise typer.Exit(1 if any(row["state"] == "damaged" for row in rows) else 0)
+
+
+def _print_checked(rows: list[dict[str, Any]]) -> None:
+    """What is wrong first; then folders, and a table of what is sound."""
+    for row in rows:
+        if row["state"] == "damaged":
+            print_text(f"{row['name']}: {row['where']}")
+    for row in rows:
+        if "classes" not in row and row["state"] != "damaged":
+            print_text(f"{row['name']}: {row['state']} ({row['where']})")
+    shown = ("name", "state", "train", "test", "classes", "size")
+    read = [
+        {name: row[name] for name in shown} | {"checksum": row["checksum"][:16]} for row in rows if "classes" in row
+    ]
+    if read:
+        print_rows(read)
 
 
 @data.command("show")
 def data_show(
-    words: Words = None, out: Annotated[str, typer.Option(help="The picture.")] = "split.png", json: Json = False
+    words: Words = None,
+    out: Annotated[str, typer.Option(help="The picture.")] = "split.png",
+    style: Style = "screen",
+    width: Width = "3.3in",
+    json: Json = False,
 ) -> None:
     """Draw a split: data=cifar10 partition.alpha=0.1 clients=100 ..."""
     from dataclasses import asdict
@@ -59,9 +79,11 @@ def data_show(
 
     experiment = config.read(*split_words(words))
     check_place(out)
-    images = experiment.data.load()
+    images = experiment.images()
     _, split = experiment.federation(images)
-    pictures = [str(path) for path in draw_split(images, split, out)]
+    with figures(style, width) as printed:
+        drawn = draw_split(images, split, out)
+    pictures = [str(path) for path in printed or drawn]
     names = asdict(Names.of(images, split))
     row = {"hash": split.hash, "notes": list(split.notes), "skew": asdict(skew(split, images)), "pictures": pictures}
     if json:
@@ -71,4 +93,5 @@ def data_show(
         print(f"note: {note}")
     if named := [f"{number} {name}" for number, name in enumerate(names["clients"])]:
         print(f"clients: {', '.join(named[:CLIENTS])}" + (", ..." if len(named) > CLIENTS else ""))
-    print(f"{pictures[0]}  (split {split.hash[:16]})")
+    print(f"split {split.hash[:16]}")
+    print(*(pictures if printed else pictures[:1]), sep="\n")

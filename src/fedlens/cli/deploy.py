@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as json_module
 import os
 import shlex
+import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -38,18 +39,59 @@ def init(
     """Write a Flower app for this experiment, and a folder for each of its clients."""
     from ..flower.launch import init
 
-    app = init(folder, words or (), host, port, listen)
-    print(f"{app} is the Flower app; next: fedlens deploy certs {shlex.quote(str(folder))}")
+    more, said = init(folder, words or (), host, port, listen)
+    where = shlex.quote(str(folder))
+    if more:
+        print(f"added for a deployment: {' '.join(more)}   (KEY=none leaves one out)")
+    print(
+        *said, f"the same, simulated to the bit: fedlens run {where}", f"next: fedlens deploy certs {where}", sep="\n"
+    )
 
 
 @deploy.command()
-def certs(folder: Folder) -> None:
-    """Make a certificate authority, certificates, and a key for each node."""
-    from ..flower.launch import certify
+def certs(
+    folder: Folder,
+    trial: Annotated[
+        bool, typer.Option("--trial", help="Make every node here, too, for a trial on one machine.")
+    ] = False,
+) -> None:
+    """Make the server's certificate, the coordinator's key, and an invitation for nodes."""
+    from ..flower.membership import certify
 
-    for path in certify(folder):
+    for path in certify(folder, trial=trial):
         print(path)
-    print(f"copy {folder}/nodes/N to the machine of node N; next: fedlens deploy server {shlex.quote(str(folder))}")
+    if not trial:
+        print(f"send {folder}/invitation.json to the owner of each node, for `fedlens deploy join`")
+    print(f"next: fedlens deploy server {shlex.quote(str(folder))} --start")
+
+
+@deploy.command()
+def join(
+    place: Annotated[Path, typer.Argument(help="The node's new folder.")],
+    invitation: Annotated[Path, typer.Argument(help="invitation.json, as the operator has sent it.")],
+    client: Annotated[int, typer.Option(min=0, help="The number that the operator gives this node.")],
+) -> None:
+    """At a node: make its folder and its own key, which never leaves it."""
+    from ..flower.membership import join
+
+    mine, theirs = join(place, invitation, client)
+    print(f"{place}/node.pub is this node's public key: send it to the operator, who admits it")
+    print(f"its fingerprint:          {mine}\nthe operator's federation: {theirs}\nCompare both by telephone.")
+    print(f"next: name your images in {place}/node.yaml, then fedlens deploy node {shlex.quote(str(place))} --start")
+
+
+@deploy.command()
+def admit(
+    folder: Folder,
+    client: Annotated[int, typer.Argument(help="The client that this node is.")],
+    public: Annotated[Path, typer.Argument(help="Its node.pub, as its owner has sent it.")],
+) -> None:
+    """At the server: bind a node's public key to a client. A new key takes the old one's place."""
+    from ..flower import launch, membership
+
+    print(f"client {client} is the node with {membership.admit(folder, client, public)}")
+    told = launch.register(folder, folder / "server" / "keys" / f"{client}.pub")
+    print("the SuperLink knows its key" if told else "the SuperLink learns of its key when it starts")
 
 
 @deploy.command()
@@ -91,7 +133,7 @@ def node(
     if show:
         from ..flower import owner
 
-        print("\n".join(owner.shown(_node(place))))
+        print("\n".join([*owner.shown(_node(place)), *owner.identity(place)]))
         return
     if start:
         launch.start_node(place)
@@ -116,11 +158,34 @@ def approve(
 
     found = _node(place)
     for path in owner.waiting(found):
-        print("\n".join(owner.summary(found, read_json(path))))
+        print("\n".join([*owner.summary(found, read_json(path)), *owner.identity(place)]))
         if yes or typer.confirm("Carry this out?"):
             owner.approve(found, path)
             print("approved")
     print(f"{len(owner.waiting(found))} contracts wait")
+
+
+@deploy.command()
+def export(
+    place: Annotated[Path, typer.Argument(help="The node's folder.")],
+    run: Annotated[str, typer.Option(help="The run's name in the node's storage; without it the newest.")] = "",
+    to: Annotated[str, typer.Option(help="torch, onnx or exported.")] = "torch",
+    out: Annotated[str, typer.Option(help="The new folder; without it, `export` in the node's folder.")] = "",
+    json: Json = False,
+) -> None:
+    """A node's personal model for use without FedLens, made here: it never leaves the node."""
+    from ..export.folder import check_form
+    from ..export.model import trained
+    from ..flower.own_model import own_model
+    from .export import written
+
+    check_form(to)
+    node = _node(place)
+    mine = own_model(node, run)
+    model = trained(
+        mine.net, mine.weights, mine.experiment.model, mine.images, node.data or node.simulation, mine.facts
+    )
+    written(model, Path(out) if out else place / "export", to, json=json)
 
 
 @deploy.command()
@@ -139,12 +204,23 @@ def _node(place: Path) -> Node:
 
 @deploy.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 def run(context: typer.Context, folder: Folder) -> None:
-    """Submit the run, by `flwr run`; after a crash this goes on where it was. More words go to `flwr run`."""
+    """Submit the run, by `flwr run`; after a crash this goes on where it was. More words go to `flwr run`.
+
+    With --stream it stays until the run ends, and fails where the run does.
+    """
+    from ..core.errors import RunFailed
     from ..flower import launch
 
-    environment = launch.environment_of(launch.server_environment(folder))
-    line = [*launch.submission(folder), *context.args]
-    os.execvpe(line[0], line, environment)
+    told, line = launch.server_environment(folder), [*launch.submission(folder), *context.args]
+    environment = launch.environment_of(told)
+    if "--stream" not in context.args:
+        os.execvpe(line[0], line, environment)
+    before = {row["run-id"] for row in launch.flower_runs(told)}
+    code = subprocess.run(line, env=environment).returncode
+    ended = [row for row in launch.flower_runs(told) if row["run-id"] not in before]
+    if code or not ended or not str(ended[-1]["status"]).endswith("completed"):
+        how = f": Flower calls it {ended[-1]['status']}" if ended else ""
+        raise RunFailed(f"the run has not been completed{how}; what is above says why")
 
 
 @deploy.command()

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 
 class Explained(Exception):
@@ -74,8 +74,14 @@ def _usage(error: Any) -> int:
 def complain(sentence: str, code: int) -> int:
     """On one line, whatever signs a name in it has."""
     line = "".join(sign if sign.isprintable() else "?" for sign in " ".join(sentence.split()))
-    print(f"fedlens: {line}", file=sys.stderr)
+    red, end = ("\033[31m", "\033[0m") if _has_colours(sys.stderr) else ("", "")
+    print(f"{red}fedlens:{end} {line}", file=sys.stderr)
     return code
+
+
+def _has_colours(stream: TextIO) -> bool:
+    """At a terminal that knows them, unless NO_COLOR says otherwise."""
+    return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb" and not os.environ.get("NO_COLOR")
 
 
 @contextmanager

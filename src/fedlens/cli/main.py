@@ -5,28 +5,38 @@ from __future__ import annotations
 import io
 import os
 import sys
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 import typer.core
 
-from . import analyse, methods, papers, run
+from . import analyse, describe, explain, export, league, methods, papers, run, runs
 from .data import data
 from .deploy import deploy
 from .errors import Explained, explain_error, notes
 
 typer.core.HAS_RICH = False  # help is plain text: brackets escaped for rich would show as \[default: 1]
 
+
+class _Grouped(typer.core.TyperGroup):
+    """Commands by what they are for."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        for title, commands in _GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{name:9}", summary) for name, (_, summary) in commands.items()])
+
+
 app = typer.Typer(
     name="fedlens",
+    cls=_Grouped,
     help="Federated learning on data that differs, guided by what models look at.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-_ANY_WORD = {"ignore_unknown_options": True}
 
 
 def _say_version(asked: bool) -> None:
@@ -48,23 +58,55 @@ def about(version: Version = False) -> None:
     pass
 
 
-app.command(context_settings=_ANY_WORD, epilog=methods.help_text())(run.run)
-app.command()(run.resume)
-app.command()(run.describe)
-app.command("list")(methods.list_known)
-app.command()(analyse.diff)
-app.command(context_settings=_ANY_WORD)(analyse.explain)
-app.command()(analyse.clients)
-app.command("time")(analyse.time_on_devices)
-app.command()(run.bench)
-app.command(context_settings=_ANY_WORD)(run.compare)
-app.command(context_settings=_ANY_WORD)(run.recommend)
-app.command()(papers.reproduce)
-app.command()(analyse.audit)
-app.command()(analyse.report)
-app.command()(analyse.ui)
-app.add_typer(data, name="data")
-app.add_typer(deploy, name="deploy")
+_GROUPS: dict[str, dict[str, tuple[Callable[..., None] | typer.Typer, str]]] = {
+    "Train": {
+        "run": (run.run, "Run one experiment; alone, a small one in under a minute."),
+        "resume": (run.resume, "Go on after a crash, to the same bits."),
+        "compare": (run.compare, "Methods on the same data: verdict, table, curves, costs."),
+        "league": (league.league, "Rank methods over many worlds, at an equal budget."),
+        "reproduce": (papers.reproduce, "Tables and figures of papers."),
+    },
+    "Choose": {
+        "recommend": (run.recommend, "Methods worth trying on a split like yours, and why."),
+        "describe": (describe.describe, "What a method sends, keeps and costs."),
+        "data": (data, "Data sets and splits."),
+        "bench": (run.bench, "Images per second of each engine on this machine."),
+    },
+    "Understand results": {
+        "report": (analyse.report, "One HTML file about runs that needs nothing else."),
+        "ui": (analyse.ui, "A live page over a folder of runs."),
+        "clients": (analyse.clients, "What each client gets out of a run, and how fair that is."),
+        "explain": (explain.explain, "Draw what models look at."),
+        "audit": (analyse.audit, "Attack what the server received in a run."),
+        "time": (analyse.time_on_devices, "How long runs would have taken on given devices."),
+    },
+    "Manage runs": {
+        "list": (runs.list_known, "The runs below runs/, the newest first; or the methods."),
+        "show": (runs.show, "One run: state, result, notes, settings, what to do next."),
+        "note": (runs.note, "Write a note or tags on a run, or read them."),
+        "diff": (analyse.diff, "Whether two runs are the same to the bit."),
+        "rm": (runs.remove, "Delete runs."),
+    },
+    "Use elsewhere": {
+        "export": (export.export, "A run's model for use without FedLens."),
+        "deploy": (deploy, "The same experiment on several machines."),
+    },
+}
+_TAKE_ANY_WORD = (run.run, run.compare, run.recommend, league.league, explain.explain)
+
+
+def _register(name: str, command: Callable[..., None] | typer.Typer) -> None:
+    if isinstance(command, typer.Typer):
+        app.add_typer(command, name=name)
+        return
+    settings = {"ignore_unknown_options": True} if command in _TAKE_ANY_WORD else None
+    epilog = methods.help_text() if command is run.run else None
+    app.command(name, context_settings=settings, epilog=epilog)(command)
+
+
+for _commands in _GROUPS.values():
+    for _name, (_command, _) in _commands.items():
+        _register(_name, _command)
 
 
 def main() -> None:

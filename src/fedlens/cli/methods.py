@@ -1,15 +1,10 @@
-"""`fedlens list`: the methods with their families, and the same in help."""
+"""The methods with their families, for `fedlens list --methods` and help."""
 
 from __future__ import annotations
 
 import json as formats
 import re
 from pathlib import Path
-from typing import Annotated
-
-import typer
-
-from .format import Json, print_rows, say_json
 
 _UP = re.compile(r"up: ([^;]+);")
 
@@ -22,18 +17,6 @@ def families() -> dict[str, dict[str, str]]:
 def help_text() -> str:
     """A line for each family."""
     return "Methods, by family. " + " ".join(f"{name}: {', '.join(known)}." for name, known in families().items())
-
-
-def list_known(
-    methods: Annotated[bool, typer.Option("--methods", help="The methods, by family.")] = False, json: Json = False
-) -> None:
-    """What there is: --methods lists every method with its family, what it shares, and whether it is personal."""
-    from ..core.errors import BadInput
-
-    if not methods:
-        raise BadInput("fedlens list needs to know what to list: give --methods")
-    rows = method_rows()
-    say_json({"methods": rows}) if json else print_rows(rows)
 
 
 def method_rows() -> list[dict[str, str]]:

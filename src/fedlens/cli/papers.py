@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .errors import Explained, complain
-from .format import Json, print_rows, say_json, split_words
+from .format import Json, Style, Width, figures, print_rows, say_json, split_words
 
 if TYPE_CHECKING:
     from ..papers.figure_runs import Figure, Wanted
@@ -37,6 +37,8 @@ def reproduce(
     ] = False,
     every: Annotated[bool, typer.Option("--list", help="Every table and figure of the papers.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command of each missing run.")] = False,
+    style: Style = "screen",
+    width: Width = "3.3in",
     json: Json = False,
 ) -> None:
     """Run what is missing of a paper's table, or draw one of its figures; alone, list what there is.
@@ -61,14 +63,14 @@ def reproduce(
     asked, place = known[name], Path(out) / "quick" if quick else Path(out)
     if quick:
         print(SAID, file=sys.stderr)
-    with stamped(SAID) if quick else nullcontext():
+    with stamped(SAID) if quick else nullcontext(), figures(style, width) as printed:
         if isinstance(asked, Figure):
             if rows or (columns and not asked.columns):
                 option = "--rows is" if rows else "--columns is"
                 raise BadInput(f"{name} is a figure: {option} for tables")
             some = _listed("--columns", columns, asked.columns)
             count = images or (asked.few if quick and asked.few else asked.images)
-            _figure(asked, Wanted(settings, count, place / name, quick, some), dry_run, json)
+            _figure(asked, Wanted(settings, count, place / name, quick, some), dry_run, json, printed)
             return
         which = _listed("--rows", rows, asked.rows), _listed("--columns", columns, asked.columns), settings
         if quick:
@@ -77,10 +79,10 @@ def reproduce(
             said = [f"# {heading}: {line}" for heading, lines in asked.protocol.items() for line in lines]
             _print_commands(_missing(asked, which, seeds_of(seeds), place), place, json, said)
         else:
-            _table(asked, which, seeds_of(seeds), place, json)
+            _table(asked, which, seeds_of(seeds), place, json, printed)
 
 
-def _figure(figure: Figure, wanted: Wanted, dry_run: bool, json: bool) -> None:
+def _figure(figure: Figure, wanted: Wanted, dry_run: bool, json: bool, printed: list[Path]) -> None:
     """Draw it, after what it is drawn from; or say what that would be."""
     from ..papers.figure_runs import SEED
     from ..papers.needs import lacking
@@ -95,7 +97,7 @@ def _figure(figure: Figure, wanted: Wanted, dry_run: bool, json: bool) -> None:
         _print_commands(cells, wanted.out, json, [*([text] if text and not json else []), *said])
         return
     _say_how_long([cell for cell, _ in cells], work)
-    drawn = [str(path) for path in figure.make(wanted)]
+    drawn = list(dict.fromkeys(map(str, [*figure.make(wanted), *printed])))
     say_json({"files": drawn}) if json else print("\n".join(drawn))
 
 
@@ -134,7 +136,7 @@ def _print_commands(missing: Sequence[tuple[Cell, int]], place: Path, json: bool
         print("\n".join(lines))
 
 
-def _table(grid: Grid, which: Which, seeds: list[int], place: Path, json: bool) -> None:
+def _table(grid: Grid, which: Which, seeds: list[int], place: Path, json: bool, printed: list[Path]) -> None:
     """Run what is missing, and show the table; exit code 1 where a run failed."""
     from ..papers.table import reproduce
     from ..papers.table_figure import draw
@@ -161,7 +163,8 @@ def _table(grid: Grid, which: Which, seeds: list[int], place: Path, json: bool) 
     if json:
         say_json(table.entries())
     else:
-        print(f"{table.markdown()}\n{place / table.name}.md\n{drawn or ''}".rstrip())
+        files = dict.fromkeys(map(str, [f"{place / table.name}.md", *([drawn] if drawn else []), *printed]))
+        print(table.markdown(), *files, sep="\n")
     raise typer.Exit(1 if table.failures else 0)
 
 

@@ -1,9 +1,8 @@
-"""Commands that train: run, resume, compare; and describe, recommend and bench, which say what is worth training."""
+"""Commands that train: run, resume, compare; and recommend and bench, which say what is worth training."""
 
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,12 +10,29 @@ from typing import Annotated, Any
 import typer
 
 from .errors import Explained, complain, explain_error
-from .format import Json, Words, print_rows, say_json, split_words
+from .format import (
+    Json,
+    Style,
+    Width,
+    Words,
+    columns,
+    figures,
+    is_setting,
+    print_rows,
+    print_text,
+    say_json,
+    split_words,
+)
+from .runs import Tags
 
 
 def run(
     words: Words = None,
-    keys: Annotated[bool, typer.Option("--keys", help="Only print every key with its value, and the names.")] = False,
+    keys: Annotated[
+        bool,
+        typer.Option("--keys", help="Only print keys: all, or those of the groups or parts that are named, as local."),
+    ] = False,
+    tag: Tags = None,
     json: Json = False,
 ) -> None:
     """Run one experiment; with no arguments a small real one that ends in under a minute.
@@ -24,27 +40,36 @@ def run(
     Every field of the configuration is a key: data=cifar10 partition.alpha=0.1 algorithm=scaffold rounds=50 ...
     """
     from .. import config
+    from ..runs.labels import checked
     from ..simulate import run as simulate
 
-    experiment = config.read(*split_words(words))
     if keys:
-        say_json(config.to_dict(experiment)) if json else _print_keys(experiment)
+        _print_keys(words or [], json)
         return
-    _closing(_watched(json, lambda watcher: simulate.run(experiment, watcher=watcher)), json)
+    experiment, tags = config.read(*split_words(words)), checked(tag or ())
+    _closing(_watched(json, lambda watcher: simulate.run(experiment, watcher=watcher, tags=tags)), json)
 
 
-def _print_keys(experiment: Any) -> None:
-    """Every key of this experiment, and the names that its largest parts can have."""
+def _print_keys(words: list[str], json: bool) -> None:
+    """Keys with their meaning, type, unit and default, by group; the names that the largest parts can have."""
     from .. import config
-    from ..algorithms import ALGORITHMS
-    from ..data import DATASETS, PARTITIONS
-    from ..models import MODELS
-    from ..runs.read import flat
+    from .keys import GROUPS, chosen, keys_of
 
-    for key, value in flat(config.to_dict(experiment)).items():
-        print(f"{key}={'none' if value is None else str(value).lower() if isinstance(value, bool) else value}")
-    for key, names in {"data": DATASETS, "partition": PARTITIONS, "model": MODELS, "algorithm": ALGORITHMS}.items():
-        print(f"\n{key}= may be {', '.join(sorted(names))}")
+    parts = [word for word in words if not is_setting(word) and not word.endswith((".yaml", ".yml"))]
+    groups, experiment = chosen(parts, config.read(*split_words([word for word in words if word not in parts])))
+    rows = [key for key in keys_of(experiment) if key.group in groups]
+    if json:
+        say_json({"keys": [key._asdict() for key in rows]})
+        return
+    wide = columns()
+    for group in dict.fromkeys(key.group for key in rows):
+        print(f"# {group}: {GROUPS[group]}")
+        for key in (key for key in rows if key.group == group):
+            print(*(key.lines(wide, min(32, wide // 3)) if wide else [key.line]), sep="\n")
+    registries = {"data": config.DATASETS, "partition": config.PARTITIONS, "model": config.MODELS}
+    for key, names in {**registries, "algorithm": config.ALGORITHMS}.items():
+        if key in groups:
+            print_text(f"\n{key}= may be {', '.join(sorted(names))}")
 
 
 def resume(
@@ -104,64 +129,6 @@ def _privacy_lines(file: Path) -> Iterator[str]:
         yield f"privacy, as simulated: {promise} of {said['unit'].partition(';')[0]}{holds} ({file})"
 
 
-def describe(
-    algorithm: Annotated[str, typer.Argument(help="A method's name, such as fedavg.")],
-    words: Annotated[list[str] | None, typer.Argument(metavar="[key=value ...]", show_default=False)] = None,
-    model: Annotated[
-        str, typer.Option(help="The model its messages are about; without one the method's usual one.")
-    ] = "",
-    classes: Annotated[int, typer.Option(min=1)] = 10,
-    channels: Annotated[int, typer.Option(min=1)] = 3,
-    size: Annotated[int, typer.Option(min=1, help="Pixels of a side.")] = 32,
-    json: Json = False,
-) -> None:
-    """What a method sends, keeps and costs, from its own hooks."""
-    from .. import config
-    from ..simulate.describe import describe, described_with, own_hooks, preset_table, settings, traffic, usual_model
-
-    model = model or usual_model(algorithm)
-    given = [f"algorithm={algorithm}", f"model={model}", *described_with(algorithm), *(words or ())]
-    experiment = config.read(None, given)
-    if ":" in algorithm:  # the user's own: all its hooks are tried
-        with own_hooks(algorithm):
-            leaves = describe(experiment, classes, channels, size, to_the_end=True)
-    else:
-        leaves = describe(experiment, classes, channels, size)
-    if json:
-        rows = [leaf.__dict__ for leaf in leaves]
-        about = {"algorithm": config.to_dict(experiment.algorithm), "discloses": experiment.discloses}
-        say_json({**about, "bytes": traffic(leaves), "leaves": rows})
-        return
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console(width=None if sys.stdout.isatty() else 200)  # a file has room for long names
-    console.print(
-        Text.assemble((algorithm, "bold"), ": ", " ".join((type(experiment.algorithm).__doc__ or "").split()))
-    )
-    console.print(Text(", ".join(f"{k}={v}" for k, v in settings(experiment.algorithm)) or "no settings"))
-    for name, said in experiment.discloses.items():
-        console.print(Text(f"Beside model updates, {name}: {said}."))
-    head, rows = preset_table(experiment.algorithm)
-    if rows:
-        named = Table(*head, title=f"where presets differ: algorithm={algorithm.partition('/')[0]}/PRESET")
-        for row in rows:
-            named.add_row(*row)
-        console.print(named)
-    table = Table("stage", "where", "leaf", "shape", "type", "bytes")
-    table.columns[2].overflow = "fold"
-    table.columns[-1].justify = "right"
-    for leaf in leaves:
-        shape = " x ".join(map(str, leaf.shape))
-        table.add_row(leaf.stage, leaf.where, leaf.name, shape, leaf.dtype, f"{leaf.bytes:,}")
-    console.print(table)
-    for stage, row in traffic(leaves).items():
-        console.print(
-            f"{stage}: " + ", ".join(f"{where} {count:,} bytes" for where, count in row.items()), highlight=False
-        )
-
-
 def compare(
     words: Annotated[
         list[str] | None,
@@ -170,44 +137,68 @@ def compare(
     seeds: Annotated[str, typer.Option(help="How many, such as 3, or which, such as 0,1,2.")] = "1",
     runs: Annotated[bool, typer.Option("--runs", help="The words are folders of runs that are there already.")] = False,
     processes: Annotated[int, typer.Option(min=0, help="Runs side by side; 0: as many as pay.")] = 0,
+    by: Annotated[
+        str, typer.Option(metavar="MEASURE", help="Rank by accuracy, loss, balanced_accuracy, auroc or ece.")
+    ] = "accuracy",
     out: Annotated[
         str, typer.Option(help="Its folder; without one runs/compare-..., the same for the same settings.")
     ] = "",
+    tag: Tags = None,
+    style: Style = "screen",
+    width: Width = "3.3in",
     json: Json = False,
 ) -> None:
     """Compare methods on the same data and splits: table, significance, curves, fairness, costs, and a page of it all.
 
     Several values make a sweep: partition.alpha=0.05,0.1,0.5 or, of one method, fedprox.mu=0.01,0.1. What is done is
-    not run again: the same command goes on. Without data=, a look at the embedded digits that takes about two minutes.
+    not run again: the same command goes on. Defaults are those of `fedlens run`.
     """
     from ..compare.board import board
     from ..compare.run import asked, compare, compare_existing, pictures
+    from ..core.errors import BadInput, nearest
+    from ..core.measures import MEASURES
     from ..report.page import write
     from ..runs.grid import seeds_of
+    from ..runs.labels import checked, label
 
+    tags, look = checked(tag or ()), figures(style, width)
+    if by not in MEASURES:
+        raise BadInput(f"--by {by} is no measure; {nearest(by, MEASURES)}")
     try:
         if runs:
-            found, place = compare_existing([Path(word) for word in words or ()]), Path(out or "runs/compared")
+            found, place = compare_existing([Path(word) for word in words or ()], by), Path(out or "runs/compared")
             found.write(place)
         else:
-            what = asked(words or ())
+            more = ["evaluate.measures=all"] if by not in ("accuracy", "loss") else []
+            what = asked([*(words or ()), *more])
             place = Path(out) if out else what.folder
-            found = compare(what, seeds_of(seeds), place, board(json), processes)
-        drawn = [str(path) for path in pictures(found, place)]
+            found = compare(what, seeds_of(seeds), place, board(json), processes, by)
+        with look as printed:
+            drawn = [*map(str, [*pictures(found, place), *printed])]
         there = [run.run for run in found.runs if (run.run / "config.yaml").exists()]
+        for path in there if tags else ():
+            label(path, tags=tags)
         page = write(there, place / "report.html") if there else None
     except KeyboardInterrupt:
         raise Explained(complain("stopped; the same command goes on where it was", 130)) from None
     if json:
         say_json({**found.plain(), "pictures": drawn, "report": page and str(page), "folder": str(place)})
     else:
-        for setting, *tables in found.tables():
-            print(f"\n{setting}" if setting else "")
-            for table in tables:
-                print_rows(table)
-        print("\n".join(found.said()))
-        print(*drawn, place / "compare.md", *([page] if page else []), sep="\n")
+        _print_comparison(found)
+        print(*drawn, place / "compare.md", place / "compare.tex", *([page] if page else []), sep="\n")
     raise typer.Exit(0 if found.complete else 1)
+
+
+def _print_comparison(found: Any) -> None:
+    """The verdict, the tables, and what must be known to read them."""
+    for sentence in found.verdict():
+        print_text(sentence)
+    for setting, *tables in found.tables():
+        print(f"\n{setting}" if setting else "")
+        for table in tables:
+            print_rows(table)
+    for sentence in found.said():
+        print_text(sentence)
 
 
 def recommend(
@@ -215,24 +206,39 @@ def recommend(
     runs: Annotated[str, typer.Option(help="A comparison of your own, as evidence beside ours.")] = "",
     megabytes: Annotated[float, typer.Option("--bytes", min=0, help="Megabytes a client may send in a round.")] = 0.0,
     privacy: Annotated[bool, typer.Option("--privacy", help="Nothing but model updates may leave a client.")] = False,
-    personal: Annotated[bool, typer.Option("--personal/--global", help="Which model counts.")] = False,
+    personal: Annotated[
+        bool | None, typer.Option("--personal/--global", help="Which model counts; as --runs ranks, or global.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Methods worth trying on a split like yours (data=... partition.alpha=... clients=...), with the evidence."""
     from dataclasses import asdict
 
     from .. import config
-    from ..recommend.rank import known, recommend, results_of
+    from ..recommend.rank import experiment_of, known, recommend, results_of
 
-    evidence = [*(results_of(Path(runs), runs) if runs else ()), *known()]
-    kind = "personal" if personal else "global"
-    found = recommend(config.read(*split_words(words)), evidence, kind, megabytes=megabytes, private=privacy)
+    own = results_of(Path(runs), runs) if runs else []
+    kind = own[0]["ranked_by"] if own and personal is None else "personal" if personal else "global"
+    experiment = experiment_of(Path(runs)) if own and not words else config.read(*split_words(words))
+    found = recommend(experiment, known(), kind, own=own, megabytes=megabytes, private=privacy)
     if json:
         say_json(asdict(found))
         return
+    if worth := [one.method for one in found.advice if one.verdict == "try"]:
+        print_text(f"Try {' or '.join(worth)}.")
     if found.advice:
-        print_rows([asdict(one) for one in found.advice])
-    print("\n".join(found.notes))
+        print_rows([_advice_row(one) for one in found.advice])
+    for sentence in found.notes:
+        print_text(sentence)
+
+
+def _advice_row(one: Any) -> dict[str, str]:
+    """As people read it; --json has fractions, intervals and sources."""
+    from ..core.format import percent
+
+    gain = "" if one.over_fedavg is None else f"{100 * one.over_fedavg:+.1f}"
+    row = {"method": one.method, "verdict": one.verdict, "accuracy": percent(one.accuracy), "over FedAvg": gain}
+    return {**row, "worlds": str(one.worlds), **({"cost": one.cost} if one.cost else {}), "why": one.why}
 
 
 def bench(
@@ -240,6 +246,8 @@ def bench(
     repeats: Annotated[int, typer.Option(min=1, help="Rounds in each of three timed series.")] = 3,
     small: Annotated[bool, typer.Option(help="A few steps of small models: a look, no measurement.")] = False,
     out: Annotated[str, typer.Option(help="A picture of the result.")] = "",
+    style: Style = "screen",
+    width: Width = "3.3in",
     json: Json = False,
 ) -> None:
     """Images per second of each engine on this machine, beside one model trained centrally on as many images."""
@@ -249,12 +257,14 @@ def bench(
     from ..experiment import Execution, Experiment
     from .bench import JOBS, ON_CPU, SMALL, bench, draw
 
+    look = figures(style, width)
     placed = Experiment(execution=Execution(device=device)).resolved().execution
     jobs = SMALL if small else ON_CPU if placed.device == "cpu" else JOBS
     with threads(1), matmuls(placed.precision):
         rows = [*bench(jobs, placed.precision, placed.device, placed.workers, repeats)]  # pyright: ignore[reportArgumentType]
     if out:
-        draw(rows, Path(out))
+        with look:
+            draw(rows, Path(out))
     if json:
         name = torch.cuda.get_device_name() if placed.device != "cpu" else "CPU"
         say_json({"device": name, "precision": placed.precision, "torch": torch.__version__, "rows": rows})
@@ -266,5 +276,6 @@ def bench(
         "over_sequential": "x sequential",
         "over_central": "x central",
         "first_round_seconds": "first round, s",
+        **({"peak_gib": "peak, GiB", "lane_mib": "a lane, MiB"} if placed.device != "cpu" else {}),
     }
     print_rows([{short: row[name] for name, short in columns.items()} for row in rows])

@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
 from ..core.format import duration, percent
-from ..simulate.progress import for_people, sparkline
+from ..simulate.progress import PATIENCE, Doing, for_people, sparkline
 from ..simulate.recorder import Nobody
 from ..simulate.recorder import Progress as RunProgress
 
@@ -21,9 +22,12 @@ class Line:
     """One run."""
 
     name: str
+    rounds: int = 0
     state: str = "waits"  # runs, done, failed
     round: int = 0
-    rounds: int = 0
+    first: int = 0  # the round it went on from
+    share: float = 0.0  # of the round under way: clients that have answered
+    doing: Doing = field(default_factory=Doing)
     trained: int = 0  # rounds of training among them
     accuracy: float | None = None
     curve: list[float] = field(default_factory=list)
@@ -37,6 +41,13 @@ class Line:
         trouble = f": {self.trouble}" if self.trouble else ""
         return f"{self.name}: {self.state}{trouble or accuracy} ({duration(self.seconds)})"
 
+    @property
+    def at(self) -> str:
+        """Where it is: a round, or what comes before one."""
+        if self.doing.name and not self.share:
+            return self.doing.where
+        return f"round {self.round}/{self.rounds}" if self.round else "round 1 under way" if self.share else "begins"
+
 
 class OneRun(Nobody):
     """The watcher of one line, which has no room for clients; notes are kept in the run's log."""
@@ -48,12 +59,23 @@ class OneRun(Nobody):
         board.changed(line)
 
     def begin(self, experiment: Any, folder: Any, notes: list[str], round: int, rounds: int) -> None:
-        self.line.round, self.line.rounds = round, rounds
+        self.line.round, self.line.rounds, self.line.first = round, rounds, round
+        self.board.began = self.board.began or time.perf_counter()
+        self.board.changed(self.line)
+
+    def clients(self, answered: int, asked: int) -> None:
+        self.line.share = min(answered / (asked + 1), 1.0)
+        self.board.changed(self.line)
+
+    def phase(self, name: str, done: int, total: int) -> None:
+        self.line.doing.heard(name, done, total)
+        self.line.share = 0.0
         self.board.changed(self.line)
 
     def round(self, progress: RunProgress) -> None:
         line = self.line
         line.round, line.rounds, line.accuracy = progress.round, progress.rounds, progress.accuracy
+        line.share, line.doing = 0.0, Doing()
         if progress.accuracy is not None and progress.trained > line.trained:
             line.curve.append(progress.accuracy)
         line.trained = progress.trained
@@ -67,23 +89,54 @@ class OneRun(Nobody):
 
 
 class Board:
-    """A line for each run when it ends."""
+    """A line for each run when it begins and when it ends, and in between now and then where all of them are."""
 
     def __init__(self, stream: TextIO):
-        self.stream, self.lock, self.lines, self.there = stream, threading.RLock(), {}, 0
+        self.stream, self.lock, self.there = stream, threading.RLock(), 0
+        self.lines: dict[str, Line] = {}
+        self.doing, self.began, self.told = Doing(), 0.0, 0.0  # began: the first run's first round
+        self.known: set[str] = set()  # runs whose beginning was said
+        self._left_said = False
 
-    def expect(self, names: list[str], there: int) -> None:
-        """These runs are to come; so many were there before."""
-        self.lines, self.there = {name: Line(name) for name in names}, there
+    def expect(self, rounds: Mapping[str, int], there: int) -> None:
+        """These runs are to come, of so many rounds each; so many were there before."""
+        self.lines, self.there = {name: Line(name, count) for name, count in rounds.items()}, there
+        self.began, self.known, self._left_said = 0.0, set(), False
         if there:
-            self.say(f"{there} of {there + len(names)} runs were there already")
+            self.say(f"{there} of {there + len(rounds)} runs were there already")
+
+    def phase(self, name: str, done: int, total: int) -> None:
+        """What is under way before the runs."""
+        if self.doing.heard(name, done, total) or self._is_silent:
+            self.say(str(self.doing))
 
     def watch(self, name: str) -> OneRun:
         return OneRun(self, self.lines[name])
 
     def changed(self, line: Line) -> None:
-        if line.state in ("done", "failed"):
-            self.say(f"[{self.ended} of {len(self.lines)}] {line.said}")
+        with self.lock:
+            count = f"[{self.ended} of {len(self.lines)}]"
+            if line.state in ("done", "failed"):
+                self.say(f"{count} {line.said}")
+            elif line.name not in self.known:
+                self.known.add(line.name)
+                self.say(f"{count} {line.name}: begins")
+            elif self._is_silent or (not self._left_said and self.left):
+                self._left_said = True
+                runs = [f"{each.name}: {each.at}" for each in self.lines.values() if each.state == "runs"]
+                self.say(f"{count} {'; '.join(runs)}{self.left}")
+
+    @property
+    def _is_silent(self) -> bool:
+        return time.perf_counter() - self.told > PATIENCE
+
+    @property
+    def left(self) -> str:
+        """How long the rest takes, by the rounds so far; nothing where none has begun."""
+        done = sum(line.round - line.first + line.share for line in self.lines.values())
+        ahead = sum(line.rounds - line.round - line.share for line in self.lines.values() if line.state != "failed")
+        seconds = time.perf_counter() - self.began
+        return f", about {duration(seconds * ahead / done)} left" if done > 0 and ahead > 0 else ""
 
     @property
     def ended(self) -> int:
@@ -91,6 +144,7 @@ class Board:
 
     def say(self, text: str) -> None:
         with self.lock:
+            self.told = time.perf_counter()
             print(text, file=self.stream, flush=True)
 
     def __enter__(self) -> Board:
@@ -105,23 +159,31 @@ class LiveBoard(Board):
 
     def __init__(self, console: Any):
         from rich.live import Live
-        from rich.text import Text
 
         super().__init__(sys.stdout)
-        self.console, self.live = console, Live(Text("loading"), console=console, refresh_per_second=4)
+        self.console = console
+        self.live = Live(console=console, refresh_per_second=4, get_renderable=self.shown)
 
     def changed(self, line: Line) -> None:
-        with self.lock:
-            self.live.update(self.shown())
+        """The panel is drawn anew a few times a second."""
 
     def say(self, text: str) -> None:
         self.console.print(text, highlight=False, markup=False)
 
+    def phase(self, name: str, done: int, total: int) -> None:
+        self.doing.heard(name, done, total)
+
     def shown(self) -> Any:
+        with self.lock:
+            return self._shown()
+
+    def _shown(self) -> Any:
         from rich.panel import Panel
         from rich.table import Table
         from rich.text import Text
 
+        if not self.lines:
+            return Text(str(self.doing) or "loading")
         table = Table.grid(padding=(0, 2))
         for justify in ("left", "right", "right", "right", "left"):
             table.add_column(justify=justify, no_wrap=True)
@@ -130,21 +192,32 @@ class LiveBoard(Board):
             style = {"done": "green", "failed": "red"}.get(line.state, "")
             seconds = line.seconds or time.perf_counter() - line.began
             table.add_row(
-                line.name,
+                Text(line.name),
                 Text(f"{line.round}/{line.rounds}" if line.rounds else line.state, style=style),
                 "" if line.accuracy is None else percent(line.accuracy, 2),
                 duration(seconds),
-                line.trouble or Text(sparkline(line.curve, max(self.console.width - 60, 8)), style="cyan"),
+                self._last(line, max(self.console.width - 60, 8)),
             )
         left = len(self.lines) - len(over)
-        title = f"{len(over) + self.there} of {len(self.lines) + self.there} runs done, {left} to go"
+        title = f"{len(over) + self.there} of {len(self.lines) + self.there} runs done, {left} to go{self.left}"
         return Panel(table, title=title, title_align="left")
+
+    def _last(self, line: Line, width: int) -> Any:
+        """What went wrong, what is under way, or the curve."""
+        from rich.text import Text
+
+        is_early = not line.round or (line.doing.name and not line.share)
+        doing = line.at if line.state == "runs" and is_early else ""
+        if line.trouble or doing:
+            return Text(line.trouble or doing, style="" if line.trouble else "dim")
+        return Text(sparkline(line.curve, width), style="cyan")
 
     def __enter__(self) -> LiveBoard:
         self.live.start()
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.live.transient = not self.lines  # nothing to look back at
         self.live.stop()
 
 

@@ -35,7 +35,7 @@ def draw(runs: Sequence[Compared], path: Path) -> Path | None:
                 mine = [run for run in done if run.method == method and model in run.curves]
                 if mine:
                     _line(axis, mine, model, over, unit, alike=_variant(method, done))
-            axis.set(xlabel=title, ylim=(0, 100), xlim=(0, None))
+            axis.set(xlabel=title, ylim=(0, 100), xlim=(0, None), label=f"{model} {over}")
         panels[0].set_ylabel(f"accuracy, %\n{_MODELS[model]}")
     handles: dict[str, Any] = {}
     for axis in axes.flat:

@@ -10,7 +10,9 @@ from typing import Any
 
 from .. import config
 from ..core.errors import BadInput
+from ..experiment import Evaluation
 from ..runs.read import (
+    PERSONAL,
     StoredRun,
     client_accuracies,
     damage_of,
@@ -37,6 +39,7 @@ class Compared:
     global_last: float | None = None  # the global model on the pooled test set, mean of the last evaluations
     last: int = 0  # how many these are
     global_end: float | None = None  # the same after the last round
+    measures: Mapping[str, float] = field(default_factory=dict)  # measure -> of the global model, or clients' mean
     clients: Mapping[str, Mapping[int, float]] = field(default_factory=dict)  # model -> client -> accuracy
     rounds: int = 0
     bytes_up: int = 0
@@ -66,18 +69,19 @@ def measured(setting: str, method: str, seed: int, path: Path, trouble: str = ""
         return blank
     try:
         with damage_of(path):
-            return _measured(blank, StoredRun.read(path))
+            return as_compared(blank, StoredRun.read(path))
     except BadInput as error:
         return replace(blank, state="corrupt", trouble=str(error))
 
 
-def _measured(blank: Compared, run: StoredRun) -> Compared:
+def as_compared(blank: Compared, run: StoredRun) -> Compared:
+    """What a comparison needs of a run that is read already; no code of a method is imported for it."""
     if run.result is None:
         state, left = ("failed", blank.trouble) if blank.trouble else ("unfinished", run.unfinished)
         return replace(blank, state=state, trouble=left, algorithm=run.method)
-    card, sent, experiment = run.passport, run.traffic(), run.experiment
+    card, sent, asked = run.passport, run.traffic(), run.settings.get("evaluate") or {}
     accuracies = [value for _, value in evaluations(run.metrics, "accuracy", run.counts).values()]
-    last = accuracies[-experiment.evaluate.last :]
+    last = accuracies[-asked.get("last", Evaluation.last) :]
     workers = f" x{card['workers']}" if card["engine"] == "workers" else ""
     return replace(
         blank,
@@ -88,6 +92,7 @@ def _measured(blank: Compared, run: StoredRun) -> Compared:
         last=len(last),
         global_end=last[-1] if last else None,
         clients=client_accuracies(run.metrics),
+        measures=_measures(run.result),
         rounds=run.rounds,
         bytes_up=sum(sent.get("upload", {}).values()),
         bytes_down=sum(count for way in ("download", "shared") for count in sent.get(way, {}).values()),
@@ -99,6 +104,16 @@ def _measured(blank: Compared, run: StoredRun) -> Compared:
         data=card["data"]["sha256"],
         place=f"{card['engine']}{workers}, {card['device_name']}, {card['precision']}",
     )
+
+
+def _measures(result: Mapping[str, Any]) -> dict[str, float]:
+    """`global auroc`, `personal after auroc`, ...: of the global model, or the mean over clients, at the end."""
+    found = {f"global {name}": value for name, value in result.get("measures", {}).get("global", {}).items()}
+    found |= {"global loss": result["loss"]} if result.get("loss") is not None else {}
+    for model, values in result["personal"].items():
+        name = model if model in PERSONAL else f"personal {model}"
+        found |= {f"{name} {key.removesuffix('_mean')}": v for key, v in values.items() if key.endswith("_mean")}
+    return found
 
 
 # ---- runs that are there already -------------------------------------------------------------------------------------

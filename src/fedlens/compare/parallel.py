@@ -1,8 +1,8 @@
 """Carry out the runs of a comparison: one after another, or side by side in processes of their own.
 
 Four runs of FedAvg and SCAFFOLD (cnn_small, 10 rounds, 20 clients of mnist5k) on two CPU cores: 28.4 and 29.8 s one
-after another with two workers each, 18.0 and 18.5 s side by side. Either way the bits are the same. On a GPU, where it
-was not measured, runs go one after another unless --processes says otherwise.
+after another with two workers each, 18.0 and 18.5 s side by side. Either way the bits are the same. On a GPU `crew`
+finds out how many pay, unless --processes says it. A process goes on with recorded steps of the run before.
 """
 
 from __future__ import annotations
@@ -14,19 +14,23 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any, TextIO
 
 import torch
 
 from .. import config
+from ..engines.lanes import recordings_kept
 from ..experiment import Experiment
 from ..simulate.finish import GOES_WRONG, finish, reason
 from ..simulate.recorder import Nobody, Progress
+from ..simulate.settle import with_decision
 from .board import Board, OneRun
+from .crew import MOST, Crew, Growth, known, remember
 
 
 @dataclass(frozen=True)
@@ -42,15 +46,30 @@ class Task:
     def out(self) -> Path:
         return Path(self.experiment.execution.out)
 
+    @property
+    def rounds(self) -> int:
+        return len(self.experiment.timetable())
 
-def side_by_side(tasks: Sequence[Task]) -> int:
+    def settled(self, decided: Mapping[Path, bool]) -> Task:
+        """With compile as all runs of its network have it."""
+        experiment = with_decision(self.experiment, decided)
+        told = [f"compile={str(decided[self.out]).lower()}"] if self.out in decided else []
+        return replace(self, experiment=experiment, words=(*self.words, *told))
+
+
+def side_by_side(tasks: Sequence[Task]) -> Crew:
     """How many runs at a time pay: one on each core, where there are enough of them and the engine is not chosen."""
     if not tasks:
-        return 1
+        return Crew(1, 1)
     asked = tasks[0].experiment
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    packs = asked.execution.engine in ("auto", "sequential") and _is_on_cpu(asked)
-    return cores if packs and len(tasks) >= cores else 1
+    if not _is_on_cpu(asked):
+        most = max(1, min(MOST, cores, len(tasks) // 2))
+        best = known(asked)
+        return Crew(1, most) if best is None else Crew(min(best, len(tasks)), min(best, len(tasks)))
+    packs = asked.execution.engine in ("auto", "sequential")
+    count = cores if packs and len(tasks) >= cores else 1
+    return Crew(count, count)
 
 
 def _is_on_cpu(asked: Experiment) -> bool:
@@ -58,30 +77,33 @@ def _is_on_cpu(asked: Experiment) -> bool:
     return asked.execution.device == "cpu" or (asked.execution.device == "auto" and not torch.cuda.is_available())
 
 
-def carry_out(tasks: Sequence[Task], processes: int, board: Board, after: Callable[[], None]) -> dict[str, str]:
+def carry_out(tasks: Sequence[Task], crew: Crew, board: Board, after: Callable[[], None]) -> dict[str, str]:
     """Run them all, calling `after` each; why some failed, by name."""
+    if crew.most <= 1:
+        return _in_turn(tasks, board, after)
     failures: dict[str, str] = {}
-    if processes <= 1:
-        for task in tasks:
-            watcher = board.watch(task.name)
-            try:
-                finish(task.experiment, task.where, watcher, task.out.parents[1])
-            except GOES_WRONG as error:
-                failures[task.name] = reason(error)
-            watcher.end(failures.get(task.name, ""))
-            after()
-        return failures
     waiting: queue.SimpleQueue[Task] = queue.SimpleQueue()
     ended: queue.SimpleQueue[tuple[Task, str] | BaseException] = queue.SimpleQueue()
     for task in tasks:
         waiting.put(task)
-    slots = [_Slot() for _ in range(min(processes, len(tasks)))]
-    for slot in slots:
-        threading.Thread(target=slot.work, args=(waiting, ended, board), daemon=True).start()
+    slots: list[_Slot] = []
+    growth = Growth(Crew(min(crew.first, len(tasks)), min(crew.most, len(tasks))))
+
+    def fill(count: int) -> None:
+        """As many slots as this; some that are too many end after the run that they are in."""
+        for slot in slots[count:]:
+            slot.retired = True
+        while len(slots) < count and not waiting.empty():
+            slots.append(_Slot())
+            threading.Thread(target=slots[-1].work, args=(waiting, ended, board), daemon=True).start()
+
+    fill(growth.count)
     try:
         for _ in tasks:
             while (news := _soon(ended)) is None:
-                pass
+                lines = board.lines.values()
+                busy = sum(line.state == "runs" and line.round > 0 for line in lines)
+                fill(growth.look(sum(line.round for line in lines), busy))
             if isinstance(news, BaseException):
                 raise news
             task, why = news
@@ -91,6 +113,22 @@ def carry_out(tasks: Sequence[Task], processes: int, board: Board, after: Callab
     finally:
         for slot in slots:
             slot.close()
+    if crew.first < crew.most and len(growth.rates) > 1:
+        remember(tasks[0].experiment, growth.best)
+    return failures
+
+
+def _in_turn(tasks: Sequence[Task], board: Board, after: Callable[[], None]) -> dict[str, str]:
+    failures: dict[str, str] = {}
+    with recordings_kept():
+        for task in tasks:
+            watcher = board.watch(task.name)
+            try:
+                finish(task.experiment, task.where, watcher, task.out.parents[1])
+            except GOES_WRONG as error:
+                failures[task.name] = reason(error)
+            watcher.end(failures.get(task.name, ""))
+            after()
     return failures
 
 
@@ -106,10 +144,10 @@ class _Slot:
     def __init__(self) -> None:
         self.process: subprocess.Popen[str] | None = None
         self.errors: IO[bytes] | None = None
-        self.closed = False
+        self.closed = self.retired = False
 
     def work(self, waiting: queue.SimpleQueue[Task], ended: queue.SimpleQueue[Any], board: Board) -> None:
-        while not self.closed:
+        while not self.closed and not self.retired:
             try:
                 task = waiting.get_nowait()
             except queue.Empty:
@@ -150,6 +188,10 @@ class _Slot:
                 watcher.begin(None, None, [], news["round"], news["rounds"])
             elif kind == "round":
                 watcher.round(Progress(**news))
+            elif kind == "clients":
+                watcher.clients(**news)
+            elif kind == "phase":
+                watcher.phase(**news)
             elif kind in ("done", "failed"):
                 return news.get("why", "")
         self.process = None
@@ -173,7 +215,7 @@ class Told(Nobody):
     """A watcher that passes on as lines of JSON what a line of many has room for."""
 
     def __init__(self, out: TextIO):
-        self.out = out
+        self.out, self.said = out, ("", 0.0)
 
     def say(self, kind: str, **values: Any) -> None:
         print(json.dumps({"kind": kind, **values}), file=self.out, flush=True)
@@ -187,11 +229,27 @@ class Told(Nobody):
     def note(self, text):
         self.say("note", text=text)
 
+    def clients(self, answered, asked):
+        if self._is_due("clients"):
+            self.say("clients", answered=answered, asked=asked)
+
+    def phase(self, name, done, total):
+        if self._is_due(name):
+            self.say("phase", name=name, done=done, total=total)
+
+    def _is_due(self, what: str) -> bool:
+        """A few times a second at most, unless it is something new."""
+        due = what != self.said[0] or time.monotonic() - self.said[1] > 0.25
+        self.said = (what, time.monotonic()) if due else self.said
+        return due
+
 
 def main() -> None:
     """One process: carries out the runs it is told of, one after another; orders and news are lines of JSON."""
     told = Told(os.fdopen(os.dup(1), "w", encoding="utf-8"))
     os.dup2(2, 1)  # a method of the user's own may print
+    keeping = recordings_kept()
+    keeping.__enter__()  # until this process ends
     for order in _orders():
         try:
             experiment = config.read(None, order["words"]).with_execution(out=order["out"])

@@ -5,24 +5,25 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from hashlib import sha256
 from pathlib import Path
 
 from .. import config
 from ..core.errors import BadInput
+from ..core.phases import counted, heard_by
+from ..experiment import Execution, Experiment
 from ..runs.grid import Cell, Column, Grid, Row, is_done, merged_words, placement
 from ..runs.read import flat
 from ..simulate.finish import GOES_WRONG, check_start, reason
+from ..simulate.progress import settings_line
+from ..simulate.settle import settled_alike
 from .board import Board
+from .crew import Crew
 from .figure import draw
 from .measured import Compared, check_same_split, existing, measured
 from .parallel import Task, carry_out, side_by_side
 from .table import Comparison, ranked_by
-
-# Without data=, a look at the embedded digits that two cores end in two minutes: a small network that all methods can
-# train, and preparations cut short where a method has long ones (`quick`).
-LOOK = ("model=cnn_small", "rounds=15", "evaluate.personal_every=5")
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,6 @@ class Asked:
     grid: Grid
     cells: Sequence[Cell]
     where: tuple[str, ...]
-    notes: tuple[str, ...]
 
     @property
     def folder(self) -> Path:
@@ -40,7 +40,7 @@ class Asked:
         data = config.to_dict(self.cells[0].experiment.data)["is"].rpartition(":")[2]
         fixed = sorted(merged_words(self.grid.words).values())
         several = len({column.words for column in self.grid.columns.values()}) > 1
-        tag = sha256(" ".join(fixed).encode()).hexdigest()[:8] if tuple(fixed) != tuple(sorted(LOOK)) else ""
+        tag = sha256(" ".join(fixed).encode()).hexdigest()[:8] if fixed else ""
         name = "-".join(
             part for part in ("compare", "" if several and "data" in _swept(self.grid) else data, tag) if part
         )
@@ -58,7 +58,7 @@ def _swept(grid: Grid) -> set[str]:
 # ---- from words to experiments ---------------------------------------------------------------------------------------
 def asked(words: Sequence[str]) -> Asked:
     """Methods by name; key=value for all, METHOD.key=value for one; several values with commas are a sweep."""
-    methods = [word for word in words if "=" not in word]
+    methods = [name for word in words if "=" not in word for name in word.split(",") if name]
     if options := [word for word in methods if word.startswith("-")]:
         raise BadInput(f"unknown option {options[0]}; settings look like key=value")
     if len(set(methods)) < len(methods):
@@ -84,31 +84,37 @@ def asked(words: Sequence[str]) -> Asked:
             raise BadInput(
                 f"{key}= does not say whose it is: name methods without a key, and settings of one as {like}"
             )
+        if method := _other_method(key):
+            raise BadInput(f"{key} is a setting of {method}, which is not compared: name {method} as a method, too")
         common.append(word)
     if not methods:
         raise BadInput("name the methods to compare, as in `fedlens compare fedavg fedavg+ft`")
-    keys = {config.setting(word)[0] for word in common}
-    is_look = "data" not in keys
     where = tuple(placement(common))
     science = [word for word in common if word not in where]
     fixed, sweeps = _parted(science, [])
     rows: dict[str, Row] = {}
-    notes = []
     for method in methods:
-        short = _quick(method, "model" in keys) if is_look else ()
-        if short:
-            notes.append(
-                f"{method} ran with {' '.join(word.removeprefix('algorithm.') for word in short)}: a quick look."
-            )
-        begin = (f"algorithm={method}", *short)
-        mine, varied = _parted(own[method], list(begin))
+        begin = f"algorithm={method}"
+        mine, varied = _parted(own[method], [begin])
         for chosen in itertools.product(*varied):
             label = ",".join([method, *(word.removeprefix("algorithm.") for word in chosen)])
-            rows[label] = Row((*begin, *mine, *chosen))
+            rows[label] = Row((begin, *mine, *chosen))
     columns = {",".join(map(_short, chosen)): Column(tuple(chosen)) for chosen in itertools.product(*sweeps)}
-    grid = Grid(".", "", rows, columns, (*(LOOK if is_look else ()), *fixed))
+    grid = Grid(".", "", rows, columns, tuple(fixed))
     where = ("picture=false", *where)  # the comparison has its own
-    return Asked(grid, grid.cells(words=where), where, tuple(notes))
+    return Asked(grid, grid.cells(words=where), where)
+
+
+def _other_method(key: str) -> str:
+    """The method whose setting a key is, where it is no setting of all; nothing otherwise."""
+    name = key.partition(".")[0]
+    if name == key or name in {each.name for kind in (Experiment, Execution) for each in fields(kind)}:
+        return ""
+    try:
+        config.read(None, [f"algorithm={name}"])
+    except BadInput:
+        return ""
+    return name
 
 
 def _parted(words: Sequence[str], begin: Sequence[str]) -> tuple[list[str], list[list[str]]]:
@@ -128,14 +134,6 @@ def _parted(words: Sequence[str], begin: Sequence[str]) -> tuple[list[str], list
     return fixed, sweeps
 
 
-def _quick(method: str, own_model: bool) -> tuple[str, ...]:
-    """Settings with which a method is soon done; one over another method has none."""
-    if "+" in method:
-        return ()
-    found = getattr(config.read(None, [f"algorithm={method}"]).algorithm, "quick", lambda own_model: {})(own_model)
-    return tuple(f"algorithm.{name}={value}" for name, value in found.items())
-
-
 def _short(word: str) -> str:
     """partition.alpha=0.1 as alpha=0.1."""
     key, _, value = word.partition("=")
@@ -143,16 +141,24 @@ def _short(word: str) -> str:
 
 
 # ---- running and reading ---------------------------------------------------------------------------------------------
-def compare(what: Asked, seeds: Sequence[int], out: Path, board: Board, processes: int = 0) -> Comparison:
+def compare(
+    what: Asked, seeds: Sequence[int], out: Path, board: Board, processes: int = 0, measure: str = "accuracy"
+) -> Comparison:
     """Run what is missing, the first seed of all first; the files of the comparison are written after each run.
 
     Interrupted, it goes on where it stopped when it is called again. Where none of its runs can begin, that is refused
     and nothing is written.
     """
+    with board, heard_by(board.phase):
+        return _compared(what, seeds, out, board, processes, measure)
+
+
+def _compared(what: Asked, seeds: Sequence[int], out: Path, board: Board, processes: int, measure: str) -> Comparison:
     tasks = [(cell, seed, what.task(cell, seed, out)) for seed in seeds for cell in what.cells]
     missing = [(cell, task) for cell, seed, task in tasks if not is_done(cell, out, seed)]
     failures = _refused(missing)
-    able = [task for _, task in missing if task.name not in failures]
+    decided = settled_alike(task.experiment for _, _, task in tasks)
+    able = [task.settled(decided) for _, task in missing if task.name not in failures]
     if len(failures) == len(tasks):
         raise BadInput(_whose(missing[0][0], failures[missing[0][1].name]))
     known: dict[str, Compared] = {}
@@ -164,14 +170,15 @@ def compare(what: Asked, seeds: Sequence[int], out: Path, board: Board, processe
                 known[task.name] = measured(cell.column, cell.row, seed, task.out, why)
         runs = [known[task.name] for _, _, task in tasks]
         check_same_split(runs)
-        return Comparison(runs, ranked_by(runs), what.notes)
+        return Comparison(runs, ranked_by(runs), (), measure)
 
+    board.say(settings_line([cell.experiment for cell in what.cells]))
     for line in gathered().troubles("failed"):
         board.say(line)
-    board.expect([task.name for task in able], len(tasks) - len(missing))
+    board.expect({task.name: task.rounds for task in able}, len(tasks) - len(missing))
     if able:
-        with board:
-            failures |= carry_out(able, processes or side_by_side(able), board, after=lambda: gathered().write(out))
+        crew = Crew(processes, processes) if processes else side_by_side(able)
+        failures |= carry_out(able, crew, board, after=lambda: gathered().write(out))
     found = gathered()
     found.write(out)
     return found
@@ -181,7 +188,7 @@ def _refused(missing: Sequence[tuple[Cell, Task]]) -> dict[str, str]:
     """Runs that cannot even begin, and why: found out before others are trained. One seed speaks for all if it can."""
     failures: dict[str, str] = {}
     able = set()
-    for cell, task in missing:
+    for cell, task in counted(missing, "checking that runs can begin"):
         if (cell.row, cell.column) not in able:
             try:
                 check_start(task.experiment)
@@ -199,7 +206,7 @@ def _whose(cell: Cell, why: str) -> str:
     return re.sub(r"\balgorithm\.(?=\w)", f"{cell.row.partition(',')[0]}.", why)
 
 
-def compare_existing(paths: Sequence[Path]) -> Comparison:
+def compare_existing(paths: Sequence[Path], measure: str = "accuracy") -> Comparison:
     """Runs that are there already. Those over other data or another split are never in one table."""
     runs = existing(paths)
     check_same_split(runs)
@@ -209,7 +216,7 @@ def compare_existing(paths: Sequence[Path]) -> Comparison:
             raise BadInput(f"{_apart(runs)}: they cannot be compared")
         raise BadInput("there is nothing to compare: name complete runs of two methods or more, of the same split")
     notes = [f"{_apart(runs)}: they are in tables of their own."] if len(settings) > 1 else []
-    return Comparison(runs, ranked_by(runs), (*notes, *_other_differences(runs)))
+    return Comparison(runs, ranked_by(runs), (*notes, *_other_differences(runs)), measure)
 
 
 def _apart(runs: Sequence[Compared]) -> str:

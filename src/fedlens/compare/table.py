@@ -10,21 +10,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from ..core.errors import BadInput
 from ..core.files import write_atomic, write_json
 from ..core.format import duration, size
+from ..core.measures import LOWER_IS_BETTER
 from ..runs.grid import deviation, mean
 from ..runs.read import fairness
+from .latex import latex
 from .measured import Compared
 from .significance import FEWEST, holm, paired_t, wilcoxon
+from .verdict import LEVEL, sentence
 
 By = Literal["global", "personal"]
-LEVEL = 0.05
 _NOTABLE = 0.1  # of its seconds that a run spends at the server, from which on that is shown
 _DIGITS = 12  # of a mean: what is beyond them is the order of its sum
 _MODELS = {
     "global": "the global model on the pooled test set, mean of the last evaluations",
     "personal": "each client's personal model on its own test images (fine-tuned, or after local training), their mean",
 }
+_ENDS = {"global": "the global model on the pooled test set", "personal": "personal models, mean over clients"}
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,12 @@ class Comparison:
     runs: Sequence[Compared]
     by: By
     notes: Sequence[str] = ()
+    measure: str = "accuracy"
+
+    def __post_init__(self) -> None:
+        done = [run for run in self.runs if run.state == "complete"]
+        if done and all(score(run, self.by, self.measure) is None for run in done) and self.measure != "accuracy":
+            raise BadInput(f"no run has {self.measure}: run them with evaluate.measures=all")
 
     # ---- numbers -----------------------------------------------------------------------------------------------------
     @property
@@ -43,11 +53,14 @@ class Comparison:
     def rows(self, setting: str) -> list[dict[str, Any]]:
         """One for each method, the best first; those without a number last."""
         runs = [run for run in self.runs if run.setting == setting]
-        rows = [_row([run for run in runs if run.method == method], self.by) for method in _methods(runs)]
-        rows.sort(key=lambda row: -math.inf if row["mean"] is None else row["mean"], reverse=True)
-        means = [round(row["mean"], _DIGITS) for row in rows if row["mean"] is not None]
+        sign = -1 if self.measure in LOWER_IS_BETTER else 1
+        how = self.by, self.measure
+        rows = [_row([run for run in runs if run.method == method], *how) for method in _methods(runs)]
+        rows.sort(key=lambda row: -math.inf if row["mean"] is None else sign * row["mean"], reverse=True)
+        means = [round(sign * row["mean"], _DIGITS) for row in rows if row["mean"] is not None]
         for row in rows:  # equal results share a rank
-            row["rank"] = None if row["mean"] is None else 1 + sum(m > round(row["mean"], _DIGITS) for m in means)
+            good = None if row["mean"] is None else round(sign * row["mean"], _DIGITS)
+            row["rank"] = None if good is None else 1 + sum(m > good for m in means)
         self._test(runs, rows)
         return rows
 
@@ -56,7 +69,8 @@ class Comparison:
         done = {(run.method, run.seed): run for run in runs if run.state == "complete"}
         best, others = rows[0]["method"], [row for row in rows[1:] if row["mean"] is not None]
         for name, differences, test in (("p_seeds", _over_seeds, paired_t), ("p_clients", _over_clients, wilcoxon)):
-            found = {row["method"]: test(differences(done, best, row["method"], self.by)) for row in others}
+            how = self.by, self.measure
+            found = {row["method"]: test(differences(done, best, row["method"], *how)) for row in others}
             known = {method: p for method, p in found.items() if p is not None}
             adjusted = dict(zip(known, holm(list(known.values())), strict=True))
             for row in rows:
@@ -84,10 +98,19 @@ class Comparison:
             found.append((setting, [_accuracies(row, rows) for row in rows], [_costs(row, rows) for row in rows]))
         return found
 
+    def verdict(self) -> list[str]:
+        """Who is best, a sentence a setting."""
+        return [sentence(setting, self.rows(setting), self.by, self.measure) for setting in self.settings]
+
+    def latex(self) -> str:
+        about = f"Ranked by the {self.by} model." if self.measure == "accuracy" else f"Of {_ENDS[self.by]}."
+        return latex({setting: self.rows(setting) for setting in self.settings}, self.measure, about)
+
     def said(self) -> list[str]:
         """What must be known to read the columns that are shown."""
         shown = {title for _, *tables in self.tables() for table in tables for row in table for title in row}
-        lines = [f"Ranked by {_MODELS[self.by]}; accuracies in %, ± standard deviation over seeds (n - 1)."]
+        what = _MODELS[self.by] if self.measure == "accuracy" else f"{self.measure} of {_ENDS[self.by]}"
+        lines = [f"Ranked by {what}; accuracies in %, ± standard deviation over seeds (n - 1)."]
         if any(title.startswith("global") for title in shown):
             lines.append("global: one model for all, on the pooled test set.")
         if shown & {"personal before", "personal after", "fine-tuned"}:
@@ -151,7 +174,7 @@ class Comparison:
         return ", but ".join([usual, *others])
 
     def markdown(self) -> str:
-        lines = ["# Comparison", ""]
+        lines = ["# Comparison", "", *self.verdict(), ""]
         for setting, *tables in self.tables():
             lines += [f"## {setting}", ""] if setting else []
             for table in tables:
@@ -162,7 +185,9 @@ class Comparison:
 
     def plain(self) -> dict[str, Any]:
         return {
+            "verdict": self.verdict(),
             "ranked_by": self.by,
+            "measure": self.measure,
             "settings": {setting: self.rows(setting) for setting in self.settings},
             "mean_ranks": self.mean_ranks(),
             "complete": self.complete,
@@ -171,7 +196,7 @@ class Comparison:
         }
 
     def write(self, out: Path) -> None:
-        """compare.json, compare.md and compare.csv."""
+        """compare.json, compare.md, compare.csv and compare.tex."""
         rows = [
             {"setting": setting, **{k: v for k, v in row.items() if not isinstance(v, list | dict)}}
             for setting in self.settings
@@ -183,7 +208,7 @@ class Comparison:
         table.writerows(rows)
         out.mkdir(parents=True, exist_ok=True)
         write_json(out / "compare.json", self.plain())
-        for ending, text in (("md", self.markdown()), ("csv", lines.getvalue())):
+        for ending, text in (("md", self.markdown()), ("csv", lines.getvalue()), ("tex", self.latex())):
             write_atomic(out / f"compare.{ending}", text.encode())
 
 
@@ -194,8 +219,10 @@ def ranked_by(runs: Sequence[Compared]) -> By:
     return "global" if everyone_global or not any(run.clients for run in done) else "personal"
 
 
-def score(run: Compared, by: By) -> float | None:
+def score(run: Compared, by: By, measure: str = "accuracy") -> float | None:
     """What a run is ranked by."""
+    if measure != "accuracy":
+        return run.measures.get(f"{'global' if by == 'global' else run.personal_model} {measure}")
     if by == "global":
         return run.global_last
     return _client_mean(run, run.personal_model)
@@ -214,15 +241,18 @@ def _methods(runs: Sequence[Compared]) -> list[str]:
     return list(dict.fromkeys(run.method for run in runs))
 
 
-def _over_seeds(done: Mapping[tuple[str, int], Compared], a: str, b: str, by: By) -> list[float]:
+def _over_seeds(done: Mapping[tuple[str, int], Compared], a: str, b: str, by: By, measure: str) -> list[float]:
     seeds = [seed for method, seed in done if method == a and (b, seed) in done]
-    pairs = ((score(done[a, seed], by), score(done[b, seed], by)) for seed in seeds)
+    pairs = ((score(done[a, seed], by, measure), score(done[b, seed], by, measure)) for seed in seeds)
     return [x - y for x, y in pairs if x is not None and y is not None]
 
 
-def _over_clients(done: Mapping[tuple[str, int], Compared], a: str, b: str, by: By) -> list[float]:
-    """Of each client under each seed. Ranked by the global model: that model on the client's images."""
+def _over_clients(done: Mapping[tuple[str, int], Compared], a: str, b: str, by: By, measure: str) -> list[float]:
+    """Of each client under each seed. Ranked by the global model: that model on the client's images. Accuracies
+    alone: of other measures a client with few images says little."""
     found = []
+    if measure != "accuracy":
+        return found
     for seed in [seed for method, seed in done if method == a and (b, seed) in done]:
         pair = done[a, seed], done[b, seed]
         left, right = (
@@ -232,13 +262,13 @@ def _over_clients(done: Mapping[tuple[str, int], Compared], a: str, b: str, by: 
     return found
 
 
-def _row(runs: Sequence[Compared], by: By) -> dict[str, Any]:
+def _row(runs: Sequence[Compared], by: By, measure: str) -> dict[str, Any]:
     """A method under a setting, over its complete runs."""
     done = [run for run in runs if run.state == "complete"]
     row: dict[str, Any] = {"method": runs[0].method, "algorithm": runs[0].algorithm, "rank": None}
     row["seeds"] = [run.seed for run in done]
-    scores = [value for run in done if (value := score(run, by)) is not None]
-    row |= {"mean": mean(scores), "std": deviation(scores)}
+    scores = [value for run in done if (value := score(run, by, measure)) is not None]
+    row |= {"mean": mean(scores), "std": deviation(scores), "measure": measure}
     row["last"] = max((run.last for run in done), default=0)
     for name in ("global_last", "global_end"):
         values = [value for run in done if (value := getattr(run, name)) is not None]
@@ -264,6 +294,8 @@ def _plain(run: Compared) -> dict[str, Any]:
 
 def _accuracies(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     text = {"rank": str(row["rank"] or "–"), "method": row["method"]}
+    if (measure := row["measure"]) != "accuracy":
+        text[measure] = _number(row["mean"], row["std"]) if measure == "loss" else _percent(row["mean"], row["std"])
     names = {
         "global_last": f"global (mean of last {max(one['last'] for one in rows)})",
         "global_end": "global (last round)",
@@ -300,9 +332,13 @@ def _time(seconds: float | None) -> str:
 
 
 def _percent(value: float | None, spread: float | None) -> str:
+    return _number(value and 100 * value, spread and 100 * spread, 2)
+
+
+def _number(value: float | None, spread: float | None, digits: int = 4) -> str:
     if value is None:
         return "–"
-    return f"{100 * value:.2f}" + ("" if spread is None else f" ± {100 * spread:.2f}")
+    return f"{value:.{digits}f}" + ("" if spread is None else f" ± {spread:.{digits}f}")
 
 
 def _chance(p: float | None) -> str:

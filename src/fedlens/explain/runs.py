@@ -62,7 +62,7 @@ def side_by_side(
         if (whole := run.global_model()) is not None:
             models = {f"global\n({name})": (run, whole), **models}
             break
-    pictures, truth = images.x[index].float() / 255, images.y[index]
+    pictures, truth = images.pictures(index), images.y[index]
     columns = {}
     for name, (run, weights) in models.items():
         x = Shard(run.federation.data, index.to(run.federation.pool.device)).x
@@ -94,4 +94,4 @@ def draw_maps(
         axis.spines[:].set_visible(False)
     figure.subplots_adjust(wspace=0.06, hspace=0.22)
     caption(figure, LEGEND)
-    return save(figure, path)
+    return save(figure, path, whole=True)

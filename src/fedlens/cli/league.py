@@ -1,0 +1,74 @@
+"""`fedlens league`: all methods over many worlds, at an equal budget and at tuned rates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .errors import Explained, complain
+from .format import Json, Style, Width, figures, print_rows, print_text, say_json
+
+FILE, BOOK = "benchmarks/league.yaml", "results/data/league.json"
+
+
+def league(
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[my.module:Method ...] [key=value ...]", show_default=False)
+    ] = None,
+    file: Annotated[str, typer.Option("--league", help="Worlds, methods and rates.")] = FILE,
+    book: Annotated[str, typer.Option(help="All numbers, one line a run; what is in it is not run again.")] = BOOK,
+    runs: Annotated[str, typer.Option(help="A folder for runs that are not finished.")] = "runs/league",
+    processes: Annotated[int, typer.Option(min=0, help="Runs side by side; 0: as many as pay.")] = 0,
+    seconds: Annotated[float, typer.Option(min=0, help="Begin no run after so many; 0: go on to the end.")] = 0.0,
+    worlds: Annotated[str, typer.Option(help="Only these, by a part of their names, with commas between.")] = "",
+    methods: Annotated[str, typer.Option(help="Only these, with commas between.")] = "",
+    count: Annotated[bool, typer.Option("--count", help="Say how many runs there are to come, and stop.")] = False,
+    page: Annotated[bool, typer.Option("--page", help="Write page and pictures from the numbers, and stop.")] = False,
+    style: Style = "screen",
+    width: Width = "3.3in",
+    json: Json = False,
+) -> None:
+    """Which method wins, on equal terms: the same images trained, rates searched for everyone, ranks with uncertainty.
+
+    A method of your own, my.module:Method, is placed among the others. The same command goes on where it stopped.
+    """
+    from ..compare.board import board
+    from ..league.page import write
+    from ..league.run import Book, Season, play, to_come
+    from ..league.spec import chosen, name_of, read
+    from ..league.standings import Standings
+
+    given, look = words or [], figures(style, width)
+    own, where = [word for word in given if "=" not in word], [word for word in given if "=" in word]
+    whole = read(Path(file), own)
+    known, asked = (
+        Book(Path(book), whole),
+        chosen(whole, _parts(worlds), _parts(methods) or [name_of(one) for one in own]),
+    )
+    if count:
+        print("\n".join(to_come(asked, known)))
+        return
+    done = True
+    if not page:
+        try:
+            season = Season(asked, known, Path(runs), ("picture=false", *where))
+            done = play(season, board(json), processes=processes, seconds=seconds)
+        except KeyboardInterrupt:
+            raise Explained(complain("stopped; the same command goes on where it was", 130)) from None
+    found, folder = Standings.read(Path(book)), Path(book).parent
+    with look as printed:
+        written = [*write(found, folder.parent if folder.name == "data" else folder), *printed]
+    if json:
+        say_json({"table": found.table(), "findings": [*found.findings()], "written": [*map(str, written)]})
+    else:
+        for finding in found.findings():
+            print_text(finding)
+        print_rows(found.table())
+        print(*written, sep="\n")
+    raise typer.Exit(0 if done else 1)
+
+
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]

@@ -1,0 +1,186 @@
+"""Commands about run folders as such: list, show, rm, note."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .format import Json, print_rows, say_json
+from .methods import method_rows
+
+Tags = Annotated[list[str] | None, typer.Option("--tag", help="A word to find it by; may be given several times.")]
+_COLUMNS = (
+    "run",
+    "method",
+    "data",
+    "clients",
+    "seed",
+    "round",
+    "accuracy",
+    "bytes",
+    "seconds",
+    "state",
+    "tags",
+    "began",
+)
+_LARGEST_FIRST = ("accuracy", "bytes", "seconds", "round", "clients", "began")
+
+
+def list_known(
+    folders: Annotated[list[str] | None, typer.Argument(metavar="[FOLDER ...]", show_default=False)] = None,
+    methods: Annotated[bool, typer.Option("--methods", help="The methods, by family, in place of runs.")] = False,
+    sort: Annotated[str, typer.Option(help="A column, such as accuracy, method or began.")] = "began",
+    reverse: Annotated[bool, typer.Option("--reverse", help="The other way round.")] = False,
+    tag: Annotated[str, typer.Option(help="Only runs with this tag.")] = "",
+    json: Json = False,
+) -> None:
+    """The runs below runs/, or below other folders, the newest first; --methods lists the methods instead."""
+    from ..core.errors import BadInput, nearest
+    from ..runs.labels import checked
+
+    if methods:
+        rows = method_rows()
+        say_json({"methods": rows}) if json else print_rows(rows)
+        return
+    if sort not in _COLUMNS:
+        raise BadInput(f"--sort {sort!r} is no column; {nearest(sort, _COLUMNS)}")
+    wanted = {*checked([tag])} if tag else set()
+    rows = [row for row in run_rows(folders or ["runs"]) if wanted <= {*row["tags"]}]
+    known = [row for row in rows if row[sort] is not None]
+    known.sort(key=lambda row: row[sort], reverse=(sort in _LARGEST_FIRST) != reverse)
+    rows = [*known, *(row for row in rows if row[sort] is None)]
+    if json:
+        say_json({"runs": rows})
+        return
+    if rows:
+        print_rows([_readable(row) for row in rows], wide=True)
+    for row in rows:
+        if row["state"] == "corrupt":
+            print(f"{row['run']}: {row['trouble']}")
+    print(f"{len(rows)} run{'s' * (len(rows) != 1)}; `fedlens show RUN` tells more")
+
+
+def run_rows(folders: list[str]) -> list[dict[str, Any]]:
+    """A row for each run below these folders, whole or not."""
+    from ..core.errors import BadInput
+    from ..runs.labels import labels
+    from ..runs.read import runs_in
+    from ..ui.follow import Followed
+
+    found = []
+    for path in runs_in(map(Path, folders)):
+        run = Followed(path, str(path))
+        run.refresh()
+        row = {name: run.row.get(name) for name in (*_COLUMNS, "rounds", "trouble", "evaluated_on")}
+        row |= {"run": str(path), "tags": []}
+        try:
+            row["tags"] = labels(path)["tags"]
+        except BadInput as error:
+            row |= {"state": "corrupt", "trouble": str(error)}
+        found.append(row)
+    return found
+
+
+def _readable(row: dict[str, Any]) -> dict[str, Any]:
+    """As people read it; with --json a share, bytes, seconds and milliseconds stay what they are."""
+    from ..core.format import duration, percent, size
+
+    shown = {name: row[name] for name in _COLUMNS if name != "clients"}
+    shown |= {"round": f"{row['round'] or 0}/{row['rounds'] or 0}", "tags": ", ".join(row["tags"])}
+    for name, form in (("accuracy", lambda v: percent(v, 2)), ("bytes", size), ("seconds", duration)):
+        shown[name] = "" if row[name] is None else form(row[name])
+    shown["began"] = time.strftime("%Y-%m-%d %H:%M", time.localtime((row["began"] or 0) / 1000))
+    return shown
+
+
+def show(run: Annotated[str, typer.Argument(help="The run's folder.")], json: Json = False) -> None:
+    """One run: how far it is, its result, tags and notes, what differs from the defaults, and what to do next."""
+    from .. import config
+    from ..experiment import Experiment
+    from ..runs.folder import RunFolder
+    from ..runs.labels import labels
+    from ..runs.read import flat, settings_of
+
+    path = RunFolder.open(run).path
+    (row,), written = run_rows([str(path)]), labels(path)
+    usual, settings = flat(config.to_dict(Experiment())), flat(settings_of(path))
+    changed = {key: value for key, value in settings.items() if usual.get(key, "") != value and key != "out"}
+    if json:
+        result = RunFolder(path).result()
+        say_json({**row, **written, "settings": settings, "changed": changed, "result": result})
+        return
+    for name, value in _readable(row).items():
+        if value not in ("", None):
+            print(f"{name:9} {value}")
+    if row["trouble"]:
+        print(f"{'':9} {row['trouble']}")
+    print(f"{'settings':9} {' '.join(f'{key}={value}' for key, value in changed.items()) or 'as they are by default'}")
+    for note in written["notes"]:
+        print(f"{'note':9} {note['at']}  {note['text']}")
+    resume = "" if row["state"] in ("done", "running") else f"fedlens resume {run}, "
+    print(f"{'next':9} {resume}fedlens report {run}, fedlens explain {run}")
+
+
+def remove(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN ...", show_default=False)],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    json: Json = False,
+) -> None:
+    """Delete runs. Asks first; refuses what is no run, and a run that is running."""
+    import sys
+
+    from ..core.errors import BadInput
+    from ..core.format import size
+    from ..runs.folder import RunFolder
+    from ..ui.follow import is_locked
+
+    paths = list(dict.fromkeys(RunFolder.open(run).path for run in runs))
+    for path in paths:
+        if path.is_symlink():
+            raise BadInput(f"{path} is a link: name the folder that it points to")
+        if is_locked(path / "lock"):
+            raise BadInput(f"{path} is running: stop it first")
+        if inner := [each for each in path.rglob("config.yaml") if each.parent != path]:
+            raise BadInput(f"{path} holds another run, {inner[0].parent}: delete that first")
+        if Path.cwd().resolve().is_relative_to(path.resolve()):
+            raise BadInput(f"{path} is where you are: go elsewhere first")
+    sizes = {path: sum(each.lstat().st_size for each in path.rglob("*") if not each.is_dir()) for path in paths}
+    if not yes:
+        if not sys.stdin.isatty():
+            raise BadInput("nobody can be asked here; say --yes to delete")
+        for path, bytes in sizes.items():
+            print(f"{path}  {size(bytes)}")
+        if not typer.confirm(f"Delete {len(paths)} run{'s' * (len(paths) != 1)}?"):
+            print("nothing was deleted")
+            raise typer.Exit(1)
+    for path in paths:
+        (path / "config.yaml").unlink()  # first: half a folder is no run
+        shutil.rmtree(path)
+    if json:
+        say_json({"deleted": [str(path) for path in paths], "bytes": sum(sizes.values())})
+    else:
+        print(f"deleted {', '.join(map(str, paths))} ({size(sum(sizes.values()))})")
+
+
+def note(
+    run: Annotated[str, typer.Argument(help="The run's folder.")],
+    text: Annotated[str, typer.Argument(help="What to remember.", show_default=False)] = "",
+    tag: Tags = None,
+    untag: Annotated[list[str] | None, typer.Option("--untag", help="A tag to take away.")] = None,
+    json: Json = False,
+) -> None:
+    """Write a note or tags on a run, or print those it has; neither changes its hash or its results."""
+    from ..runs.folder import RunFolder
+    from ..runs.labels import label
+
+    found = label(RunFolder.open(run).path, tags=tag or (), without=untag or (), note=text.strip())
+    if json:
+        say_json({"run": run, **found})
+        return
+    print(f"tags: {', '.join(found['tags']) or 'none'}")
+    for each in found["notes"]:
+        print(f"{each['at']}  {each['text']}")

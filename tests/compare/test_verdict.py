@@ -1,0 +1,64 @@
+"""The verdict of a comparison, and its table for LaTeX."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from fedlens.compare.latex import escaped
+from fedlens.compare.table import Comparison
+from test_compare import compared
+
+
+def over_seeds(**accuracies):
+    return [compared(name, seed, a, last=5) for name, of in accuracies.items() for seed, a in enumerate(of)]
+
+
+def test_one_seed_may_be_luck():
+    found = Comparison([compared("fedavg", accuracy=0.5), compared("fedprox", accuracy=0.52, last=5)], "global")
+    said = "fedprox is ahead with 52.00 % (global model, mean of last 5), 2.00 points from fedavg; "
+    assert found.verdict() == [said + "1 seed cannot show that this is more than luck."]
+
+
+def test_who_cannot_be_told_from_the_best():
+    runs = over_seeds(a=(0.70, 0.72, 0.71), b=(0.69, 0.73, 0.70), c=(0.50, 0.53, 0.51))
+    (said,) = Comparison(runs, "global").verdict()
+    assert said.startswith("a has the highest mean, 71.00 %") and "; b cannot be told from it over 3 seeds" in said
+    (said,) = Comparison([run for run in runs if run.method != "b"], "global").verdict()
+    assert said.endswith("all others are worse over 3 seeds (p < 0.05).")
+
+
+@pytest.mark.parametrize(("methods", "said"), [(("a",), "a has 50.00 %"), (("a", "b"), "a and b are equal: 50.00 %")])
+def test_nobody_to_beat(methods, said):
+    assert Comparison([compared(name) for name in methods], "global").verdict()[0].startswith(said)
+
+
+def test_two_at_the_top():
+    three = (0.70, 0.72, 0.71)
+    (said,) = Comparison(over_seeds(a=three, b=three, c=(0.69, 0.73, 0.70)), "global").verdict()
+    assert said.startswith("a and b have the highest mean, 71.00 %") and "c cannot be told from them" in said
+
+
+def test_latex(tmp_path):
+    runs = over_seeds(a_1=(0.70, 0.72, 0.71), b=(0.69, 0.73, 0.70), c=(0.50, 0.53, 0.51))
+    found = Comparison(runs, "global")
+    found.write(tmp_path)
+    text = (tmp_path / "compare.tex").read_text()
+    assert text == found.latex() and all(f"\\{rule}rule" in text for rule in ("top", "mid", "bottom"))
+    rows = dict(re.findall(r"^([a-z\\_1]+) & (.*) \\\\$", text, re.M))
+    assert rows["a\\_1"].startswith(r"$\mathbf{71.0} \pm 1.0$")
+    assert rows["b"].startswith(r"$70.7 \pm 2.1$$^*$") and rows["c"].startswith(r"$51.3 \pm 1.5$ &")
+    assert text.count("{") == text.count("}") and "$^*$: not told from the best" in text
+    assert "not told" not in Comparison([compared("a"), compared("b", accuracy=0.4)], "global").latex()
+
+
+def test_several_settings_are_columns():
+    from dataclasses import replace
+
+    runs = [replace(run, setting=s) for s in ("alpha=0.1", "alpha=1") for run in over_seeds(a=(0.5,), b=(0.4,))]
+    assert r"method & alpha=0.1 & alpha=1 \\" in Comparison(runs, "global").latex()
+
+
+def test_signs_of_latex():
+    assert escaped("a_b & 5 % {x} \\") == r"a\_b \& 5 \% \{x\} \textbackslash{}"

@@ -1,0 +1,23 @@
+"""What explain says beside its picture: predictions, and maps that are too coarse to read."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedlens.attribution.figures import predicted
+from fedlens.core.network import Network
+from fedlens.explain.run import coarse
+from fedlens.models.resnet import ResNet18
+
+
+@pytest.mark.parametrize(
+    ("stem", "said"), [("stock", "grad-CAM is too coarse to read: the network tells 2 x 2"), ("cifar", "")]
+)
+def test_a_map_of_a_few_places_is_called_coarse(stem, said):
+    net = Network(ResNet18(stem=stem).build(10, 3, 32), "fp32")
+    weights, x = net.initial_weights(), torch.rand(2, 3, 32, 32)
+    assert coarse("grad_cam", net, weights, x)[: len(said) or None] == said
+    assert coarse("lrp", net, weights, x) == ""  # as fine as the image
+    (found, first), (_, second) = predicted(net, weights, x, torch.tensor([int(net(weights, x)[0].argmax()), -1]))
+    assert 0 <= found < 10 and first and not second
