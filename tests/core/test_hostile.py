@@ -24,7 +24,7 @@ from fedlens.core.tree import Tree
 from fedlens.engines.sequential import Sequential
 from fedlens.flower.messages import Leaf, Payload, from_bytes, leaves_of, to_bytes, tree_of
 from fedlens.robust.faults import _longer
-from recipes import CASES, RECIPES, UPLINKS
+from recipes import CASES, RECIPES, STRUCTURES, UPLINKS
 from small import PLAN, federation, network, same
 from traces import trace
 
@@ -83,8 +83,9 @@ def opened(recipe, plan=EVERYONE, at: int = 0):
 
 
 # ---- honest replies --------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*STRUCTURES, *(name for name in CASES if name not in RECIPES)])
 def test_honest_replies_pass_and_bits_stay(name):
+    """Of the recipes, some; of all in test_residency.py."""
     net, data, refused, expected = network(), federation(), [], trace(name)
     server = expected.again(
         Sequential(net, data),

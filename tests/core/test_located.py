@@ -38,7 +38,7 @@ def test_where_it_was_comes_first_then_its_name(tmp_path, monkeypatch):
         assert Path(find(Located("x", [tmp_path / "gone", tmp_path / "x"]))).read_text() == "was"
         assert Path(find(Located("x", [tmp_path / "gone"]))).read_text() == "is"
     gone = Located("y.safetensors", ["/gone/y.safetensors"], "runs/a")
-    said = "nor is there /gone/y.safetensors; say where it is now: fedlens resume runs/a"
+    said = "nor is there /gone/y.safetensors; say where it is now: add"
     with pytest.raises(BadInput, match=f"'y.safetensors', but there is no such file or folder, {said} data.path=PLACE"):
         own_path(gone, "data.path")
     with pytest.raises(BadInput, match=f"{said} model.weights=PLACE"):

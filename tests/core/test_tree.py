@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from fedlens.core.tree import Tree, dot, grad, mean
+from fedlens.core.tree import Tree, _copies, dot, grad, mean
 
 
 def tree(**shapes):
@@ -73,3 +73,11 @@ def test_copy_writes_into_the_same_storage():
     a.copy_(b)
     assert a.p.tolist() == [5, 10] and a.p.data_ptr() == storage
     assert a.nbytes == 12
+
+
+def test_a_leaf_that_occurs_twice_is_copied_twice():
+    leaf, mask = torch.arange(3.0), torch.tensor([True])
+    one, two, *masks = _copies([leaf, leaf, mask, mask])  # as on a GPU; elsewhere every leaf is cloned by itself
+    one += 1
+    assert two.tolist() == leaf.tolist() == [0, 1, 2]
+    assert masks[0].data_ptr() != masks[1].data_ptr()

@@ -1,5 +1,6 @@
 """Every message survives encoding, and the ledger books exactly its length."""
 
+import hashlib
 import json
 from dataclasses import replace
 
@@ -8,18 +9,18 @@ import torch
 from safetensors.torch import load
 
 from fedlens.algorithms import FedAvg
+from fedlens.core import wire
 from fedlens.core.ledger import Ledger
 from fedlens.core.run import run
 from fedlens.core.tree import Tree
-from fedlens.core.wire import decode, encode, header
+from fedlens.core.wire import decode, digest, encode, header
 from fedlens.engines.sequential import Sequential
-from recipes import CASES
+from recipes import CASES, STRUCTURES
 from small import PLAN, federation, network, same
 from traces import trace
 
 
-@pytest.mark.parametrize("norm", [True, False])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "norm"), [*((name, True) for name in CASES), *((name, False) for name in STRUCTURES)])
 def test_booked_bytes_are_the_length_of_what_is_sent(name, norm):
     ledger, up, down, holders = Ledger(), 0, 0, set()
     done = trace(name, norm)
@@ -70,9 +71,27 @@ def test_common_payload_is_booked_once_per_client_and_version():
     assert who == [[1, 2], [3], [2, 3]]
 
 
+def test_the_same_leaves_are_hashed_once_and_changed_ones_again(monkeypatch):
+    made = []
+    monkeypatch.setattr(wire, "encode", lambda tree: made.append(1) or encode(tree))
+    tree = Tree(x=torch.zeros(10), y=torch.ones(3))
+    first = digest(tree)
+    assert digest(Tree(tree)) == first == hashlib.sha256(encode(tree)).hexdigest() and len(made) == 1
+    tree.x.add_(1)
+    assert digest(tree) == hashlib.sha256(encode(tree)).hexdigest() != first
+    assert digest(Tree(x=tree.y, y=tree.x)) != digest(tree)
+    assert len(made) == 4
+
+
 def test_what_nobody_encoded_is_refused():
     whole = encode(Tree(a=torch.ones(2)))
     strange = [b"", b"\xff" * 20, whole[:-3], whole.replace(b"empty", b"full_"), whole.replace(b'"[]"', b'"[["')]
     for data in strange:
         with pytest.raises(ValueError):
             decode(data)
+
+
+@pytest.mark.parametrize("shape", [(), (2,), (2, 2)])
+def test_a_value_in_the_way_of_others_is_refused(shape):
+    with pytest.raises(TypeError, match="x is a value and a branch"):
+        wire.nested({"x": torch.zeros(shape), "x/y": torch.zeros(1)})

@@ -11,10 +11,13 @@ import torch
 import fedlens
 from fedlens import experiment
 from fedlens.core.batches import OnHost
+from fedlens.core.check import Check
 from fedlens.core.cohort import Uniform
+from fedlens.core.dry_run import Rehearsal
 from fedlens.core.run import run
-from fedlens.data import cache, formats
+from fedlens.data import cache, pictures
 from fedlens.data.sources.folders import Folder
+from fedlens.engines import lanes
 from fedlens.engines.lanes import Lanes
 from fedlens.engines.prefetch import Window
 from fedlens.engines.sequential import Sequential
@@ -27,11 +30,18 @@ from traces import trace
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_images_on_the_host_change_no_bit(name):
-    """Client 4 takes 12 steps a round: more than a window holds."""
+def test_images_on_the_host_change_no_bit(name, monkeypatch):
+    """Client 4 takes 6 steps a round: more than a window holds. Replies are checked, and all of them pass."""
+    monkeypatch.setattr(lanes, "_BURST", 4)
     several = ["cpu", "cpu"] if name in ("scaffold", "fedsls") else None
-    engine, expected = Lanes(network(), federation().on_host(), lanes=2, devices=several), trace(name)
-    expected.agrees(expected.again(engine).state, engine.memories)
+    engine, expected, refused = Lanes(network(), federation().on_host(), lanes=2, devices=several), trace(name), []
+    server = expected.again(
+        engine,
+        check=Check(Rehearsal(Sequential, network(), federation().data), 100.0),
+        observe=lambda server, job, answers: refused.extend(answers.refused),
+    )
+    expected.agrees(server.state, engine.memories)
+    assert not refused
 
 
 def test_sequential_training_and_evaluation_on_the_host():
@@ -118,9 +128,9 @@ def test_images_decoded_into_a_file_are_the_same(tmp_path, monkeypatch):
     for file, picture in zip(files, pixels, strict=True):
         Image.fromarray(picture).save(file)
     monkeypatch.setenv("FEDLENS_CACHE", str(tmp_path / "cache"))
-    in_memory = formats.pictures(files)
-    monkeypatch.setattr(formats, "IN_MEMORY", 6 * 9 * 9 * 3 - 1)
-    in_a_file = formats.pictures(files)
+    in_memory = pictures.pictures(files)
+    monkeypatch.setattr(pictures, "IN_MEMORY", 6 * 9 * 9 * 3 - 1)
+    in_a_file = pictures.pictures(files)
     assert isinstance(in_a_file, np.memmap) and not isinstance(in_memory, np.memmap)
     assert (in_a_file == in_memory).all() and (in_memory == pixels.transpose(0, 3, 1, 2)).all()
     assert not list((tmp_path / "cache").iterdir())  # nothing is left when the array goes
@@ -132,13 +142,13 @@ import torch
 torch.set_num_threads(1)
 import fedlens
 from fedlens import config
-from fedlens.data import formats
+from fedlens.data import pictures
 
 def allow(megabytes):
     used = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmData")) * 1024
     resource.setrlimit(resource.RLIMIT_DATA, (used + (megabytes << 20),) * 2)
 
-formats.IN_MEMORY = 1 << 20
+pictures.IN_MEMORY = 1 << 20
 what, cap, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 words = ["data=folder", "data.path=photos", "data.size=0", "partition=iid", "clients=4", "cohort=2", "rounds=1",
          "model=large_net:Net", "local.batch_size=4", "engine=" + sys.argv[4], "residency=" + sys.argv[5], "lanes=1",
@@ -218,7 +228,7 @@ def test_the_copy_on_disk_is_what_was_decoded(tmp_path, monkeypatch):
     sums = []
     for cap in (1 << 30, 1):
         monkeypatch.setenv("FEDLENS_CACHE", str(tmp_path / str(cap)))
-        monkeypatch.setattr(formats, "IN_MEMORY", cap)
+        monkeypatch.setattr(pictures, "IN_MEMORY", cap)
         images = Folder(str(tmp_path / "photos"), size=8).load()
         sums.append((images.checksum, images.mean, images.std))
         assert [path.name for path in Path(tmp_path / str(cap)).iterdir() if path.name[0] == "."] == []

@@ -115,6 +115,7 @@ def taken_up(run: Path) -> int:
     folder = RunFolder.open(run)
     folder.unsynced.durable = False
     start = folder.load()[0] or Checkpoint(0, Tree(), Ledger(), 0.0)
+    assert not start.lost
     folder.tidy(start)
     for table in folder.tables():
         table.cut(start.round)
@@ -239,8 +240,8 @@ def test_a_manifest_before_its_files_is_noticed(steps, power):
 
 def test_unverified_files_give_wrong_results(steps, power, monkeypatch):
     """What checksums are for: without them, a run goes on from memories that a power cut has torn."""
-    for check in ("_check", "_check_tables"):
-        monkeypatch.setattr(CheckpointStore, check, lambda *_: None)
+    monkeypatch.setattr(CheckpointStore, "_check", lambda *_: None)
+    monkeypatch.setattr(CheckpointStore, "_rows_are", lambda *_: True)
     first = steps.index(Step("promise", round=2))
     (_, promised, state), *_ = power_cuts(steps[: first + 1], most=1, since=first)
     memory = next(name for name in state if name.startswith("run/clients/"))

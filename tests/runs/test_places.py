@@ -1,6 +1,7 @@
 """A run stands alone: moved, and opened from a third folder, without its weights and with data that have moved, too."""
 
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from safetensors.torch import save_file
 
 from fedlens import config
 from fedlens.audit.run import prepared
+from fedlens.cli.main import main
 from fedlens.core.errors import BadInput
 from fedlens.explain.run import explain_run
 from fedlens.models import MODELS
@@ -75,6 +77,19 @@ def moved(began, tmp_path, monkeypatch):
     return folder
 
 
+@pytest.fixture
+def command(monkeypatch, capfd):
+    """The command line in this process, which knows the tiny network; its exit code, and what it complained of."""
+
+    def run(*words: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["fedlens", *words])
+        with pytest.raises(SystemExit) as end:
+            main()
+        return end.value.code, capfd.readouterr().err
+
+    return run
+
+
 def began_run(home: Path, before: Path) -> Path:
     """As if it had been run in `home`."""
     (home.parent / "archive").mkdir()
@@ -115,9 +130,9 @@ def test_a_moved_run_is_opened_explained_reported_audited_and_resumed(moved, beg
 def test_data_that_have_gone_are_named_and_pointed_to_once(moved, tmp_path):
     shutil.move(tmp_path / "home" / "x.npz", tmp_path / "now.npz")
     before = RunFolder(moved).config.read_bytes()
-    said = f"data.path is 'x.npz', .* nor is there {tmp_path}/home/x.npz; say where it is now: fedlens resume"
+    said = f"data.path is 'x.npz', .* nor is there {tmp_path}/home/x.npz; say where it is now: add"
     for use in (lambda: OpenedRun.open(moved), lambda: resume(moved, ["rounds=4"])):
-        with pytest.raises(BadInput, match=rf"{said} {moved} data.path=PLACE"):
+        with pytest.raises(BadInput, match=rf"{said} data.path=PLACE, which {moved} remembers$"):
             use()
     assert RunFolder(moved).config.read_bytes() == before
     assert OpenedRun.open(moved, words=[f"data.path={tmp_path / 'now.npz'}"]).net
@@ -126,6 +141,30 @@ def test_data_that_have_gone_are_named_and_pointed_to_once(moved, tmp_path):
     assert resume(moved, ["rounds=3"]).rounds == 3
     with pytest.raises(BadInput, match=r"data.path is 'nowhere', but there is no such file or folder$"):
         resume(moved, ["data.path=nowhere"])
+
+
+def test_every_command_that_needs_data_takes_their_place(moved, tmp_path, command):
+    """Which the run remembers: nobody says it twice."""
+    shutil.move(tmp_path / "home" / "x.npz", tmp_path / "now.npz")
+    for name in ("explain", "audit", "clients", "report"):
+        shutil.copytree(moved, tmp_path / name)
+    usual = {"clients": ["--confusion", "0"], "audit": ["--attacks", "loss_personal", "--candidates", "10"]}
+    usual["explain"] = ["--clients", "0", "--methods", "gradient", "--images", "1"]
+    for name in ("explain", "audit", "clients", "report"):
+        words = [name, str(tmp_path / name), *usual.get(name, [])]
+        if name != "report":  # which needs none for most
+            code, said = command(*words)
+            assert code == 2 and said.count("\n") == 1 and "say where it is now: add data.path=PLACE, which" in said
+        code, said = command(*words, f"data.path={tmp_path / 'now.npz'}")
+        assert code == 0, said
+        assert RunFolder(tmp_path / name).read_json(FILE)["data.path"] == str(tmp_path / "now.npz")
+        assert command(*words)[0] == 0
+        images(tmp_path / "other.npz", seed=5)
+        code, said = command(*words, f"data.path={tmp_path / 'other.npz'}")
+        assert code == 2 and "the data of this run have changed" in said
+        code, said = command(*words, "rounds=3")
+        can = "where its files are now can (data.path, model.weights)"
+        assert code == 2 and f"rounds cannot change for {tmp_path / name}" in said and can in said
 
 
 def test_data_that_moved_with_the_run_are_found_beside_it(moved, tmp_path):

@@ -1,5 +1,6 @@
 import pyarrow.parquet as pq
 
+from fedlens.core.errors import BadInput
 from fedlens.runs import tables
 
 
@@ -66,3 +67,69 @@ def test_the_seal_is_of_rows_however_they_are_stored(tmp_path, monkeypatch):
         assert tables.Digest(tables.until(tmp_path, tables.BYTES, round)).seal() == seal
     table.cut(5)
     assert table.seal() == seals[5] == tables.GrowingTable(tmp_path, tables.BYTES).seal()
+
+
+def grown(tmp_path, rounds=6):
+    table = tables.GrowingTable(tmp_path / "t", tables.BYTES, copy=tmp_path / "t.copy")
+    for round in range(1, rounds + 1):
+        table.add(rows(round))
+        table.flush()
+    return table
+
+
+def recovered(table, round=6):
+    found, lost = tables.recovered(table.folder, table.copy, tables.BYTES, round, table.seal())
+    return sorted(set(found["round"].to_pylist())), lost
+
+
+def test_rows_are_recovered_from_parts_and_copy_together(tmp_path):
+    table = grown(tmp_path)
+    assert recovered(table) == ([1, 2, 3, 4, 5, 6], [])
+    (tmp_path / "t/000002-000002.parquet").unlink()
+    data = bytearray((tmp_path / "t.copy").read_bytes())
+    data[-9] ^= 1  # of the last record
+    data[9] ^= 1  # of the first
+    (tmp_path / "t.copy").write_bytes(data)
+    assert recovered(table) == ([1, 2, 3, 4, 5, 6], [])
+    (tmp_path / "t/000001-000001.parquet").write_bytes(b"PAR1")
+    (tmp_path / "t/000006-000006.parquet").unlink()
+    assert recovered(table) == ([2, 3, 4, 5], [1, 6])
+    assert tables.spans([1, 6]) == "rounds 1 and 6" and tables.spans([2, 3, 9]) == "rounds 2 to 3 and 9"
+    (tmp_path / "t.copy").unlink()
+    assert recovered(table) == ([3, 4, 5], [1, 2, 6])
+
+
+def test_rows_that_are_all_there_but_others_are_all_lost(tmp_path):
+    """Of a version whose parts had no checksums: which row is wrong, nobody knows."""
+    table = grown(tmp_path)
+    (tmp_path / "t.copy").unlink()
+    other = tables.GrowingTable(tmp_path / "t", tables.BYTES)
+    other.add([(3, client, "upload", 31, 5) for client in (0, 1)])
+    other.flush()
+    assert recovered(table) == ([], [1, 2, 3, 4, 5, 6])
+
+
+def test_a_merge_of_damaged_parts_waits_for_the_copy(tmp_path):
+    table = grown(tmp_path, 3)
+    (tmp_path / "t/000002-000002.parquet").write_bytes(b"PAR1")
+    table.merge()
+    assert len([*(tmp_path / "t").iterdir()]) == 3 and recovered(table, 3) == ([1, 2, 3], [])
+    table.replace(tables.recovered(table.folder, table.copy, tables.BYTES, 3, table.seal())[0])
+    assert numbers(tmp_path / "t") == [1, 1, 2, 2, 3, 3]
+    assert sorted(path.name for path in (tmp_path / "t").iterdir()) == [
+        "000001-000003.parquet",
+        "000002-000002.parquet.damaged",
+    ]
+
+
+def test_a_flipped_bit_of_a_part_changes_no_row(tmp_path):
+    part = next(iter(grown(tmp_path, 1).folder.iterdir()))
+    whole, rows, noticed = part.read_bytes(), tables.read_part(part, tables.BYTES), 0
+    pages = range(4, len(whole) - 8 - int.from_bytes(whole[-8:-4], "little"))
+    for at in pages:
+        part.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+        try:
+            assert tables.read_part(part, tables.BYTES).equals(rows)
+        except BadInput:
+            noticed += 1
+    assert noticed > len(pages) // 2

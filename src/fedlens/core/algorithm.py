@@ -41,10 +41,11 @@ class Client:
     data: Shard | Any = None
     held: Shard | Any = None  # what it keeps back of its own examples, where the algorithm asks for that
     test: Shard | Any = None
+    validation: Shard | Any = None  # images for choosing a round or stopping, where the run keeps some
 
     def inside(self, **static: Any) -> Client:
         """The view that `step` gets. What differs between clients or rounds reaches it through local and batch."""
-        hidden = dict.fromkeys(("weighting", "examples", "steps", "round", "key", "data", "held", "test"))
+        hidden = dict.fromkeys(("weighting", "examples", "steps", "round", "key", "data", "held", "test", "validation"))
         return replace(self, optimizer=replace(self.optimizer, lr=math.nan), **hidden, **static)
 
 
@@ -76,6 +77,7 @@ class Stage:
     uplink: tuple[Any, ...] = ()  # encode(client, upload) -> (upload, memory); decode(server, upload)
     defences: tuple[Any, ...] = ()  # defence(server, uploads) -> uploads that may be believed, after decode
     fresh: bool = False  # forget server state (but `shared`) and client memories first
+    augment: bool = True  # whether a client's own images are changed in training, as the experiment says
 
     def __post_init__(self) -> None:
         for transform in self.uplink[:-1]:
@@ -190,7 +192,7 @@ class Algorithm:
         return ""
 
     def closing_phase(self, epoch: int) -> str:
-        """The same in the training after which clients' own models are judged, and nothing is sent."""
+        """The same in the training after which clients' personal models are evaluated, and nothing is sent."""
         return self.phase(epoch)
 
     def closing_epochs(self, epochs: int) -> int:
@@ -255,17 +257,16 @@ class Algorithm:
         """Weights the client predicts with; `local` when it has just trained."""
         return self.start(client) if local is None else local
 
+    def predictions(self, client: Client, weights: Tree, x: Tensor) -> Tensor:
+        """Logits of what a client predicts with, which `personal` returned: more than weights where this says so."""
+        return client.net(weights, x)
+
     # ---- for people ---------------------------------------------------------------------------
     def report(self, opened: Callable[[], Any], repeats: int = 0, progress: Callable[[Any], Any] = iter) -> dict:
         """What a report shows of this method alone, from its run once it is opened; usually nothing.
 
         sub_models: a row for each client; timed: how their latency was measured, by the fastest of `repeats` passes.
         """
-        return {}
-
-    @classmethod
-    def quick(cls, own_model: bool) -> dict[str, Any]:
-        """Settings for a first look within minutes; own_model: the user names the network. Usually none."""
         return {}
 
     def sent_rows(self, net: Network, upload: Tree) -> dict[str, Tensor]:
@@ -345,3 +346,6 @@ class Errand(Algorithm):
 
     def personal(self, client, local=None):
         return self.base.personal(client, local)
+
+    def predictions(self, client, weights, x):
+        return self.base.predictions(client, weights, x)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -64,9 +64,9 @@ class Dataset:
     def __len__(self) -> int:
         return len(self.y)
 
-    def batch(self, index: Tensor, weight: Tensor, seed: Tensor) -> Tree:
-        """What a step sees of the data; all of its randomness is in `key`."""
-        x = self.prepare(self.x[index], seed)
+    def batch(self, index: Tensor, weight: Tensor, seed: Tensor, augment: bool = True) -> Tree:
+        """What a step sees of the data; all of its randomness is in `key`. Images that are not augmented stay still."""
+        x = self.prepare(self.x[index], seed if augment else None)
         return Tree(x=x, y=self.y[index], weight=weight.to(x), key=seed)
 
 
@@ -102,6 +102,7 @@ class Federation:
     train: Mapping[int, Tensor]
     test: Mapping[int, Tensor]
     pool: Tensor = torch.empty(0, dtype=torch.long)
+    validation: Mapping[int, Tensor] = field(default_factory=dict)  # for choosing a round; of no client: none are kept
 
     def on_host(self) -> Federation:
         """The same, whose examples stay on the host whatever device it is moved to."""
@@ -109,7 +110,8 @@ class Federation:
         return replace(self, data=replace(self.data, x=x, y=y))
 
     def to(self, device: torch.device | str) -> Federation:
-        moved = {name: {i: index.to(device) for i, index in getattr(self, name).items()} for name in ("train", "test")}
+        names = "train", "test", "validation"
+        moved = {name: {i: index.to(device) for i, index in getattr(self, name).items()} for name in names}
         data = replace(self.data, x=self.data.x.to(device), y=self.data.y.to(device))
         return replace(self, data=data, pool=self.pool.to(device), **moved)
 

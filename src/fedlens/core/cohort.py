@@ -34,7 +34,7 @@ class Everyone(Cohort):
 class Uniform(Cohort):
     """`count` different clients, all equally likely."""
 
-    count: Count = 10
+    count: Count = 10  # clients of a round
 
     def size(self, population):
         if self.count > population:
@@ -46,7 +46,7 @@ class Uniform(Cohort):
 class Fraction(Cohort):
     """This share of the population, at least one client, all equally likely."""
 
-    share: Positive = 0.1
+    share: Positive = 0.1  # of all clients, in a round
 
     def size(self, population):
         if self.share > 1:

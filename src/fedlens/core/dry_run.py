@@ -17,6 +17,7 @@ from .batches import Dataset, Federation
 from .cohort import Everyone
 from .engine import Engine, Job, Reply
 from .network import Network
+from .objective import by_batches, uniformly
 from .replies import decode_upload
 from .run import Turn, initial_state, job_of
 from .tree import Tree
@@ -46,6 +47,8 @@ def dry_run(
     firsts = [(round, turn) for round, turn in enumerate(turns) if turn.at == 0]
     for round, turn in firsts:
         stage = replace(turn.stage, algorithm=turn.stage.algorithm.brief(), epochs=0, steps=None, cohort=Everyone())
+        if stage.weighting is by_batches:  # who trains nothing has none to be counted by
+            stage = replace(stage, weighting=uniformly)
         server = replace(server, state=initial_state(stage, server), round=round)
         job = job_of(server, turn._replace(stage=stage), 0)
         replies = engine.run(job, [0, 1])

@@ -49,8 +49,8 @@ class Engine(Protocol):
 
     def run(self, job: Job, cohort: Sequence[int]) -> list[Reply]: ...
 
-    def measure(self, weights: Tree) -> list[Tree]:
-        """correct, loss (summed) and examples of each chunk of the pooled test set, in order."""
+    def measure(self, weights: Tree, detailed: bool = False) -> list[Tree]:
+        """The score of each chunk of the pooled test set, in order."""
         ...
 
     def save(self, round: int) -> dict[Version, Seal]:
@@ -69,8 +69,8 @@ class EngineWrapper:
     def run(self, job: Job, cohort: Sequence[int]) -> list[Reply]:
         return self.engine.run(job, cohort)
 
-    def measure(self, weights: Tree) -> list[Tree]:
-        return self.engine.measure(weights)
+    def measure(self, weights: Tree, detailed: bool = False) -> list[Tree]:
+        return self.engine.measure(weights, detailed)
 
     def save(self, round: int) -> dict[Version, Seal]:
         return self.engine.save(round)

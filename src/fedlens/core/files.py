@@ -150,7 +150,11 @@ def unsealed(data: bytes) -> bytes:
 
 
 def append_line(path: Path, line: str) -> None:
-    disk.append(path, f"{line}\n".encode())
+    append(path, f"{line}\n".encode())
+
+
+def append(path: Path, data: bytes) -> None:
+    disk.append(path, data)
 
 
 def remove(path: Path) -> None:
@@ -177,11 +181,11 @@ class Unsynced:
         self._files: set[Path] = set()
         self._folders: set[Path] = set()
 
-    def write(self, path: Path, data: bytes) -> Seal:
-        """All of the file or nothing, for the next `sync`."""
+    def write(self, path: Path, data: bytes, sha256: str = "") -> Seal:
+        """All of the file or nothing, for the next `sync`. `sha256`: its checksum, where it is known."""
         write_atomic(path, data)
         self.note(path)
-        return seal(data)
+        return (len(data), sha256) if sha256 else seal(data)
 
     def note(self, path: Path) -> None:
         """Another process, or another function, wrote this file."""
@@ -190,6 +194,8 @@ class Unsynced:
 
     def rename(self, old: Path, new: Path) -> None:
         disk.rename(old, new)
+        if old in self._files:
+            self._files = self._files - {old} | {new}
         self._folders |= {old.parent, new.parent}
 
     def remove(self, path: Path) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from .engine import Job, Reply
-from .tree import Tree
-from .wire import encode, header
+from .wire import digest, header
 
 
 class Entry(NamedTuple):
@@ -31,7 +29,6 @@ class Ledger:
     holders: dict[str, set[int]] = field(default_factory=dict)
     up: int = 0
     down: int = 0
-    _last: tuple[Tree, str] | None = None
 
     def book(
         self, job: Job, cohort: Sequence[int], replies: Sequence[Reply], *, round: int, purpose: str = ""
@@ -40,7 +37,7 @@ class Ledger:
         entries, prefix, top = [], f"{purpose} " if purpose else "", len(header(job.download))
         for client in cohort:
             entries.append(Entry(round, client, f"{prefix}download", job.download.nbytes, top))
-            if job.shared and client not in (holders := self.holders.setdefault(self._version(job.shared), set())):
+            if job.shared and client not in (holders := self.holders.setdefault(digest(job.shared)[:16], set())):
                 holders.add(client)
                 entries.append(Entry(round, client, f"{prefix}shared", job.shared.nbytes, len(header(job.shared))))
         for reply in replies:
@@ -50,8 +47,3 @@ class Ledger:
             self.up += sum(entry.total for entry in entries if entry.kind == "upload")
             self.down += sum(entry.total for entry in entries if entry.kind != "upload")
         return entries
-
-    def _version(self, shared: Tree) -> str:
-        if self._last is None or self._last[0] is not shared:
-            self._last = shared, hashlib.sha256(encode(shared)).hexdigest()[:16]
-        return self._last[1]

@@ -50,4 +50,4 @@ def how_to_point(path: str, key: str) -> str:
     if not isinstance(path, Located):
         return ""
     was = next((f", nor is there {place}" for place in path.places if place.is_absolute()), "")
-    return f"{was}; say where it is now: fedlens resume {path.run} {key}=PLACE"
+    return f"{was}; say where it is now: add {key}=PLACE, which {path.run} remembers"

@@ -86,6 +86,20 @@ class Network:
         running = ((k, v) for k, v in self.module.named_buffers() if _is_running(k, v))
         return Tree(params=params, buffers=Tree({k: v.clone() for k, v in running}))
 
+    def start_from(self, weights: Tree) -> Network:
+        """The same network with these first weights; KeyError where they are another network's."""
+        mine = dict(self.initial_weights().paths())
+        theirs = dict(weights.paths())
+        if {k: (v.shape, v.dtype) for k, v in mine.items()} != {k: (v.shape, v.dtype) for k, v in theirs.items()}:
+            raise KeyError("first weights differ from the network's in names, shapes or types")
+        owned = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
+        with torch.no_grad():
+            for part in weights.values():
+                for name, value in part.items():
+                    owned[name].copy_(value)
+        self._others = {self.precision: self}
+        return self
+
     def _names_under(self, part: object) -> frozenset[str]:
         """Names of the weights of one part of the module, by whatever attribute it is reached."""
         inside = {id(m) for m in part.modules()} if isinstance(part, nn.Module) else set()
@@ -124,8 +138,12 @@ class Network:
         train: bool = False,
         key: Tensor | None = None,
         only: Tree | None = None,
+        in_step: bool = False,
     ) -> Any:
-        """f(module, *inputs) under these weights, in this network's precision."""
+        """f(module, *inputs) under these weights, in this network's precision.
+
+        `in_step`: a pass of a local step that does not train, which is compiled as those are that do.
+        """
         self._set_mode(train, only)
         if self.layout is not None:
             inputs = tuple(_side_by_side(x) if x.dim() == 4 else x for x in inputs)
@@ -139,7 +157,7 @@ class Network:
         if self.precision == "bf16" and device == "cuda":
             named.update(_halved({name: named[name] for name in self._halved}))
         # What is compiled must not be watched: it would be left out by taps and rewritten rules.
-        compiled = self.compile and train and not torch._C._len_torch_function_stack()
+        compiled = self.compile and (train or in_step) and not torch._C._len_torch_function_stack()
         run = _compiled() if compiled else functional_call
         with torch.autocast(device, torch.bfloat16, enabled=self.precision == "bf16"):
             return run(self._under, named, (f, *inputs), tie_weights=self._tied)
@@ -257,4 +275,10 @@ def _features_and_logits(module: Any, x: Tensor) -> tuple[Tensor, Tensor]:
 
 @functools.cache
 def _compiled() -> Callable[..., Any]:
+    from torch._dynamo import config as tracing
+    from torch._functorch import config as differentiation
+
+    # One function serves all networks and shapes of a process: by torch's limit of eight the ninth would run as it is.
+    tracing.recompile_limit = tracing.accumulated_recompile_limit = 4096
+    differentiation.donated_buffer = False  # a step may go back through the same pass twice
     return torch.compile(functional_call, dynamic=False)

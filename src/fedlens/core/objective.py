@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -15,6 +18,22 @@ def weighted(losses: Tensor, batch: Tree) -> Tensor:
 
 def cross_entropy(client, weights: Tree, batch: Tree, out: Tree) -> Tensor:
     return weighted(F.cross_entropy(out.logits, batch.y, reduction="none"), batch)
+
+
+@dataclass(frozen=True)
+class ClassWeighted:
+    """Cross-entropy in which an image counts by how rare its class is among its client's: n / (classes n_class)."""
+
+    def initial_memory(self, client) -> Tree:
+        y = client.data.y
+        found, counts = y.unique(return_counts=True)
+        classes = client.net(client.net.initial_weights(), client.data.chunks(1)[0].x).shape[1]
+        rarity = torch.zeros(classes, dtype=torch.float64, device=y.device)
+        return Tree(rarity=rarity.index_copy(0, found, len(y) / (len(found) * counts.double())))
+
+    def __call__(self, client, weights: Tree, batch: Tree, out: Tree) -> Tensor:
+        rarity = client.memory.rarity.to(out.logits)[batch.y]
+        return cross_entropy(client, weights, batch.replace(weight=batch.weight * rarity), out)
 
 
 # ---- weightings: functions of the client ----

@@ -40,7 +40,7 @@ class Cosine(Schedule):
 @dataclass(frozen=True)
 class Staircase(Schedule):
     every: Count = 50  # rounds
-    factor: Positive = 0.1
+    factor: Positive = 0.1  # by which the rate is multiplied then
 
     def __call__(self, at, rounds):
         return self.factor ** (at // self.every)

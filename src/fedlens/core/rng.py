@@ -31,7 +31,10 @@ def numpy_generator(seed: int) -> np.random.Generator:
 def seeded(seed: int) -> Iterator[None]:
     """For code that insists on torch's global generator (modules drawing their first weights); restored afterwards."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        if torch.cuda.is_available():
+            torch.manual_seed(seed)
+        else:  # without GPUs torch would keep every seed, and where it came from, for the day there is one
+            torch.default_generator.manual_seed(seed)
         yield
 
 

@@ -58,7 +58,7 @@ class Clip(Transform):
     """Scale the whole update down to this Euclidean norm when it is longer."""
 
     name: ClassVar = "clip"
-    norm: Positive = 1.0
+    norm: Positive = 1.0  # largest Euclidean norm of an update
 
     def pack(self, client, update):
         return clipped(update, self.norm)
@@ -69,7 +69,7 @@ class GaussianNoise(Transform):
     """Independent normal noise on every entry. Alone it promises no privacy: clip first, and account for both."""
 
     name: ClassVar = "noise"
-    std: NonNegative = 0.01
+    std: NonNegative = 0.01  # standard deviation of the noise
 
     def pack(self, client, update):
         return Tree({n: t + self.std * privacy_noise(self.key(client, n), *t.shape).to(t) for n, t in update.items()})
@@ -81,7 +81,7 @@ class TopK(Transform):
 
     name: ClassVar = "topk"
     packs: ClassVar = True
-    share: Share = 0.1
+    share: Share = 0.1  # of the entries that are sent
 
     def initial_memory(self, client):
         return super().initial_memory(client).replace(residual=client.received.model.params.zeros())

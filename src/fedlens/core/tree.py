@@ -135,12 +135,12 @@ _METHODS = frozenset(name for name in dir(Tree) if not name.startswith("_"))
 
 def _copies(leaves: list[Tensor]) -> list[Tensor]:
     """On a GPU one call for all of a type: a hundred small ones cost more than the copying. Times one is exact."""
-    new: dict[int, Tensor] = {}
-    for dtype in {leaf.dtype for leaf in leaves}:
-        alike = [leaf for leaf in leaves if leaf.dtype == dtype and leaf.numel()]
-        if alike and dtype != torch.bool:
-            new.update(zip(map(id, alike), torch._foreach_mul(alike, 1), strict=True))
-    return [new[id(leaf)] if id(leaf) in new else leaf.clone() for leaf in leaves]
+    new: dict[int, Tensor] = {}  # by place: a leaf that a tree has twice gets two copies, as a step may write to one
+    for dtype in {leaf.dtype for leaf in leaves} - {torch.bool}:
+        alike = [at for at, leaf in enumerate(leaves) if leaf.dtype == dtype and leaf.numel()]
+        if alike:
+            new.update(zip(alike, torch._foreach_mul([leaves[at] for at in alike], 1), strict=True))
+    return [new[at] if at in new else leaf.clone() for at, leaf in enumerate(leaves)]
 
 
 def mean(trees: Iterable[Tree], weights: Sequence[Tensor | float]) -> Tree:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -33,6 +35,25 @@ def encode(tree: Tree, **notes: str) -> bytes:
     return b"".join([header(tree, **notes), *(raw(leaf).tobytes() for _, leaf in _ordered(tree))])
 
 
+_hashed: tuple[str, dict[str, tuple[weakref.ref[Tensor], int]]] = "", {}  # the last checksum, and of which leaves
+
+
+def digest(tree: Tree, data: bytes | None = None) -> str:
+    """The sha256 of a message, made once of the same leaves: what all clients share can be as large as the data.
+
+    `data` is the message, where it is made already.
+    """
+    global _hashed
+    leaves, (found, known) = dict(tree.paths()), _hashed
+    same = bool(leaves) and leaves.keys() == known.keys() and not any(empty_branches(tree))
+    if not same or any(
+        known[path][0]() is not leaf or known[path][1] != leaf._version for path, leaf in leaves.items()
+    ):
+        found = hashlib.sha256(encode(tree) if data is None else data).hexdigest()
+        _hashed = found, {path: (weakref.ref(leaf), leaf._version) for path, leaf in leaves.items()}
+    return found
+
+
 def header(tree: Tree, **notes: str) -> bytes:
     """All of the message but the values: len(encode(tree)) == len(header(tree)) + tree.nbytes."""
     entries: dict[str, object] = {"__metadata__": {"empty": json.dumps(sorted(empty_branches(tree))), **notes}}
@@ -61,13 +82,15 @@ def notes(data: bytes) -> dict[str, str]:
 
 
 def nested(paths: Mapping[str, Tensor | Tree]) -> Tree:
-    """A tree from its paths."""
+    """A tree from its paths; TypeError where a value stands in the way of others."""
     tree = Tree()
     for path, leaf in paths.items():
         *parents, name = path.split("/")
         branch = tree
         for parent in parents:
             branch = branch.setdefault(parent, Tree())
+            if not isinstance(branch, Tree):
+                raise TypeError(f"{parent} is a value and a branch")
         branch[name] = leaf
     return tree
 

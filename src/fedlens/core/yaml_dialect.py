@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import re
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -73,10 +75,17 @@ def read_yaml(path: Path) -> Any:
 
 def parse_yaml(text: str) -> Any:
     """What a text says; yaml.YAMLError where it is not YAML."""
+    return copy.deepcopy(_parse_again(text)) if len(text) < 200 else _parse(text)
+
+
+def _parse(text: str) -> Any:
     try:
         return yaml.load(text, Loader)
     except (ValueError, LookupError, TypeError, AttributeError):  # such as `!!int x` makes PyYAML raise
         raise yaml.YAMLError("a value is not of the type that its tag names") from None
+
+
+_parse_again = lru_cache(2048)(_parse)  # of values as they are typed: grids of runs ask for the same ones many times
 
 
 class Dumper(yaml.SafeDumper):

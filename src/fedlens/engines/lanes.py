@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -31,8 +32,8 @@ from .sequential import Sequential, looked_at, owned, tuned
 _WARM_UP = 3  # steps before recording: libraries choose kernels and allocate on the first ones
 _BURST = 8  # steps queued for a lane at a time: no lane starves, and the host is ahead of the device
 _EAGER = 4  # lanes without recording: there is no overlap to gain
-_MOST = 64  # recorded lanes on a device: more gain nothing, and recording each takes time
-_MOST_ONCE = 16  # in a stage of one round, which many recordings would outlast
+MOST = 64  # recorded lanes on a device: more gain nothing, and recording each takes time
+MOST_ONCE = 16  # in a stage of one round, which many recordings would outlast
 
 
 class Lane:
@@ -102,7 +103,7 @@ class Lane:
             self._views[phase] = self.view.inside(phase=phase)
         line = self.lines.index_select(0, self.t)[0]
         rows, weights = line[:-1].view(2, -1)[:, :size]
-        batch = self.data.batch(rows, weights.view(torch.float64), line[-1])
+        batch = self.data.batch(rows, weights.view(torch.float64), line[-1], self.stage.augment)
         self.local.copy_(self.stage.algorithm.step(self._views[phase], self.local, batch))
         self.t += 1
 
@@ -167,6 +168,56 @@ class DeviceLanes:
         longest = max((math.ceil(len(index) / stage.size) for index in self.federation.train.values()), default=0)
         return max(1, stage.epochs * longest if stage.steps is None else stage.steps)
 
+    def serves(self, net: Network, federation: Federation) -> bool:
+        """Whether what was recorded here holds for this network and these clients: the same shapes, the same images."""
+        mine, data, new = self.net, self.federation.data, federation.data
+        same = (mine.precision, mine.buffers, mine.compile) == (net.precision, net.buffers, net.compile)
+        if not same or not _is_ours(net.module) or str(mine.module) != str(net.module) or data.prepare != new.prepare:
+            return False
+        pairs = [(data.x, new.x), (data.y, new.y)]
+        return all(isinstance(b, torch.Tensor) and _equal(a, b) for a, b in pairs)
+
+    def take_over(self, net: Network, federation: Federation) -> None:
+        """For another run: its network's values where recorded steps read them, its clients, the images as they lie."""
+        self.net.module.load_state_dict(net.module.state_dict())
+        self.federation = replace(federation, data=self.federation.data)
+        self.train = {i: index.cpu() for i, index in federation.train.items()}
+
+
+class _Shelf:
+    """Where the lanes of a run that has ended lie until the next of this process."""
+
+    def __init__(self) -> None:
+        self.is_open, self.places = False, []
+
+    def taken(self, net: Network, federation: Federation, devices: Sequence[torch.device]) -> list[DeviceLanes] | None:
+        """What serves this run; what does not is given up, and its memory with it."""
+        found, self.places = self.places, []
+        same = [place.device for place in found] == [*devices]
+        if found and same and all(place.serves(net, federation.to(place.device)) for place in found):
+            return found
+        if found:
+            del found
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+        return None
+
+
+_shelf = _Shelf()
+
+
+@contextlib.contextmanager
+def recordings_kept() -> Iterator[None]:
+    """Within the block, a run goes on with the lanes of the one before, where they serve it: the same results."""
+    before, _shelf.is_open = _shelf.is_open, True
+    try:
+        yield
+    finally:
+        _shelf.is_open = before
+        if not before:
+            _shelf.places = []
+
 
 class Lanes(Sequential):
     """Clients of any size run side by side; when one is done, the next takes its lane."""
@@ -182,13 +233,21 @@ class Lanes(Sequential):
         record: bool = True,
     ):
         """`lanes` on each device; 0: as many as its free memory holds. `record` False: eager steps on CUDA too."""
+        home = federation.data.x.device
+        wanted = [torch.empty(0, device=device).device for device in devices or [home]]  # with their numbers
+        kept = _shelf.taken(net, federation, wanted) if _shelf.is_open else None
+        for place in kept or ():
+            place.take_over(net, federation.to(place.device))
+        if kept is not None:
+            net, federation = kept[0].net, kept[0].federation
         super().__init__(net, federation, memories=memories)
-        self.home = federation.data.x.device
-        self.places = [
-            DeviceLanes(n, torch.device(device), net if n == 0 else net.copy().to(device), federation.to(device))
-            for n, device in enumerate(devices or [self.home])
+        self.home = home
+        self.places = kept or [
+            DeviceLanes(n, device, net if n == 0 else net.copy().to(device), federation.to(device))
+            for n, device in enumerate(wanted)
         ]
         self.count, self.recorded = lanes, record and self.home.type == "cuda"
+        self.compile_seconds = 0.0  # until the first compiled step was recorded; 0: none was
 
     def run(self, job: Job, cohort: Sequence[int]) -> list[Reply]:
         jobs = [place.take_in(job) for place in self.places]
@@ -217,12 +276,30 @@ class Lanes(Sequential):
         return replies
 
     def close(self) -> None:
-        """Recorded graphs hold device memory: give it back before the next run of this process."""
+        """Recorded graphs hold device memory: give it back before the next run of this process, or hand them to it."""
+        if _shelf.is_open:
+            _shelf.places = self.places
+            return
         for place in self.places:
             place.free.clear()
         if self.recorded:
             gc.collect()
             torch.cuda.empty_cache()
+
+    def measure(self, weights: Tree, detailed: bool = False) -> list[Tree]:
+        try:
+            return super().measure(weights, detailed)
+        except torch.cuda.OutOfMemoryError:
+            self._make_room()
+            return super().measure(weights, detailed)
+
+    def _make_room(self) -> None:
+        """Lanes fill a device with what is to spare: where something else needs it, half as many have to do."""
+        for place in self.places:
+            place.free = {stage: [] for stage in place.free}
+            place.rooms = {stage: max(1, room // 2) for stage, room in place.rooms.items()}
+        gc.collect()
+        torch.cuda.empty_cache()
 
     def _least_busy(self, stage: Stage, seated: list[Lane]) -> DeviceLanes | None:
         """The device with the fewest clients, if another fits."""
@@ -236,7 +313,8 @@ class Lanes(Sequential):
     def _load(self, job: Job, place: DeviceLanes, i: int, alone: bool) -> Lane | None:
         client, batches = self.open(job, i, place.net, place.federation)
         free = place.free.setdefault(job.stage, [])
-        lane = next((lane for lane in free if lane.fits(client.memory)), None)
+        steps = place.most_steps(job.stage)
+        lane = next((lane for lane in free if lane.fits(client.memory) and len(lane.lines) >= steps), None)
         if lane is not None:
             free.remove(lane)
         else:
@@ -275,21 +353,38 @@ class Lanes(Sequential):
         client = replace(client, memory=self._moved(client.memory, place))
         lane = Lane(place, job.stage, client, job.stage.algorithm.begin(client))
         if self.recorded and client.steps and job.stage.algorithm.capturable:
+            began = time.perf_counter()
             with _no_collection(), tuned(place.net):
                 lane.record(client)
+            if place.net.compile and not self.compile_seconds:
+                self.compile_seconds = time.perf_counter() - began
             if job.stage not in place.rooms:
-                most = _MOST if job.stage.rounds > 1 else _MOST_ONCE
+                most = MOST if job.stage.rounds > 1 else MOST_ONCE
                 cost = max(before - _free_memory(place.device), 1 << 20)
                 place.rooms[job.stage] = max(1, min(most, 1 + int(0.8 * _free_memory(place.device) / cost)))
         return lane
 
     def _unload(self, job: Job, lane: Lane) -> Reply:
+        conclude = partial(self.conclude, job, lane.i, lane.client, lane.local, partial(_apart, lane.storages))
         with _on(lane.stream):
-            reply = self.conclude(job, lane.i, lane.client, lane.local, partial(_apart, lane.storages))
+            try:
+                reply = conclude()
+            except torch.cuda.OutOfMemoryError:
+                self._make_room()
+                reply = conclude()
             if lane.place.device != self.home:
                 reply = Reply(reply.client, reply.upload.map(lambda leaf: leaf.to(self.home)))
         lane.place.free[job.stage].append(lane)
         return reply
+
+
+def _is_ours(module: torch.nn.Module) -> bool:
+    """Whether all of a network is torch's or ours: others may keep numbers where nobody finds them."""
+    return all(type(part).__module__.partition(".")[0] in ("torch", "fedlens") for part in module.modules())
+
+
+def _equal(a: Any, b: torch.Tensor) -> bool:
+    return isinstance(a, torch.Tensor) and a.device == b.device and a.dtype == b.dtype and torch.equal(a, b)
 
 
 def _storages(*trees: Tree) -> frozenset[int]:

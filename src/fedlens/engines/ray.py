@@ -101,9 +101,9 @@ class Owner:
         """(client, (upload, version of its memory)) for each."""
         return self._answered(self._train, order, shared, clients, versions)
 
-    def measure(self, weights: Any, pieces: Sequence[int]) -> Any:
+    def measure(self, weights: Any, pieces: Sequence[int], detailed: bool) -> Any:
         """(piece, (score, None)) for each."""
-        return self._answered(self._measure, weights, pieces)
+        return self._answered(self._measure, weights, pieces, detailed)
 
     def _answered(self, work: Callable, *arguments: Any) -> tuple[Exception | None, Any]:
         try:
@@ -124,8 +124,7 @@ class Owner:
         return len(self._pieces)
 
     def _train(self, order: Any, shared: Any, clients: Sequence[int], versions: Sequence[int | None]) -> Any:
-        import ray  # pyright: ignore[reportMissingImports]
-
+        ray = _ray()
         if self._shared[0] != shared[0]:
             self._shared = shared[0], unpack(ray.get(shared[1]), self._device)
         if self._job is None or self._job[0] != order[0]:
@@ -136,11 +135,11 @@ class Owner:
         replies = self._engine.run(self._job[1], clients)
         return [(reply.client, (pack(reply.upload), self._memories.version(reply.client))) for reply in replies]
 
-    def _measure(self, weights: Any, pieces: Sequence[int]) -> Any:
-        import ray  # pyright: ignore[reportMissingImports]
-
+    def _measure(self, weights: Any, pieces: Sequence[int], detailed: bool) -> Any:
+        ray = _ray()
         tree = unpack(ray.get(weights[1]), self._device)
-        return [(piece, (pack(score(self._engine.net, tree, self._pieces[piece])), None)) for piece in pieces]
+        scores = ((piece, score(self._engine.net, tree, self._pieces[piece], detailed)) for piece in pieces)
+        return [(piece, (pack(each), None)) for piece, each in scores]
 
     @property
     def _device(self) -> torch.device:
@@ -217,10 +216,10 @@ class RayActors:
             self._versions[client], self._written[client, version] = version, new
         return replies
 
-    def measure(self, weights: Tree) -> list[Tree]:
+    def measure(self, weights: Tree, detailed: bool = False) -> list[Tree]:
         order = next(self._number), _ray().put(pack(weights))
         answers = self._share_out(
-            range(self._pieces), lambda owner, pieces: owner.measure.remote(order, pieces), whole=True
+            range(self._pieces), lambda owner, pieces: owner.measure.remote(order, pieces, detailed), whole=True
         )
         scores = {piece: unpack(parcel, self.device) for piece, (parcel, _) in answers}
         return [scores[piece] for piece in range(self._pieces)]

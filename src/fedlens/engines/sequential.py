@@ -41,8 +41,8 @@ class Sequential:
             self.heard(len(replies), len(cohort))
         return replies
 
-    def measure(self, weights: Tree) -> list[Tree]:
-        return [score(self.net, weights, piece) for piece in self.pieces()]
+    def measure(self, weights: Tree, detailed: bool = False) -> list[Tree]:
+        return [score(self.net, weights, piece, detailed) for piece in self.pieces()]
 
     def save(self, round: int) -> dict[Version, Seal]:
         return self.memories.save()
@@ -75,7 +75,8 @@ class Sequential:
                 view = client.inside(phase=algorithm.phase(epoch))
             seed = torch.tensor(key(job.seed, "step", job.round, i, t), device=device)
             size = len(rows[t]) if algorithm.full_rows else looked_at(batches, t, self.net, device)
-            local = algorithm.step(view, local, data.batch(rows[t, :size], batches.weights[t, :size], seed))
+            batch = data.batch(rows[t, :size], batches.weights[t, :size], seed, job.stage.augment)
+            local = algorithm.step(view, local, batch)
         return local
 
     def open(
@@ -109,6 +110,7 @@ class Sequential:
             data=mine,
             held=held,
             test=Shard(federation.data, federation.test[i]),
+            validation=Shard(federation.data, federation.validation.get(i, mine.index[:0])),
         )
         return client, batches
 

@@ -67,10 +67,10 @@ class Worker:
     def train(self, client: int) -> Any:
         return self.writer.put(self.engine.train(self.job, client).upload)
 
-    def measure(self, weights: Any) -> list[tuple[int, float, int]]:
+    def measure(self, weights: Any, detailed: bool) -> list[dict[str, Any]]:
         tree = self.reader.get(weights)
-        scores = [score(self.engine.net, tree, piece) for piece in self.pieces]
-        return [(int(s.correct), float(s.loss), int(s.examples)) for s in scores]
+        scores = [score(self.engine.net, tree, piece, detailed) for piece in self.pieces]
+        return [{name: leaf.numpy() for name, leaf in each.items()} for each in scores]
 
     def save(self) -> dict[Version, Seal]:
         return self.engine.save(0)

@@ -87,8 +87,8 @@ class Workers:
                 self.heard(len(replies), len(cohort))
         return replies
 
-    def measure(self, weights: Tree) -> list[Tree]:
-        shares = self._all("measure", self._writer.put(weights))
+    def measure(self, weights: Tree, detailed: bool = False) -> list[Tree]:
+        shares = self._all("measure", self._writer.put(weights), detailed)
         self._writer.withdraw()
         count = sum(map(len, shares))
         return [_as_tree(shares[piece % self.workers][piece // self.workers]) for piece in range(count)]
@@ -145,8 +145,5 @@ class Workers:
         return RunFailed(f"worker {index} ended unexpectedly ({cause}){hint}")
 
 
-def _as_tree(numbers: tuple[int, float, int]) -> Tree:
-    correct, loss, examples = numbers
-    return Tree(
-        correct=torch.tensor(correct), loss=torch.tensor(loss, dtype=torch.float64), examples=torch.tensor(examples)
-    )
+def _as_tree(score: dict[str, Any]) -> Tree:
+    return Tree({name: torch.as_tensor(values) for name, values in score.items()})

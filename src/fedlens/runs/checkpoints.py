@@ -8,18 +8,29 @@ import os
 import re
 import stat
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from safetensors import SafetensorError
 
 from ..core.errors import BadInput
-from ..core.files import Seal, Unsynced, parse_json, read_bytes, remove_orphans, seal, write_atomic
+from ..core.files import (
+    Seal,
+    Unsynced,
+    json_bytes,
+    parse_json,
+    read_bytes,
+    read_json,
+    remove_orphans,
+    seal,
+    write_atomic,
+)
 from ..core.ledger import Ledger
 from ..core.memories import Version, name, newest, prune, version_of, versions
 from ..core.tree import Tree
-from ..core.wire import decode, encode
+from ..core.wire import decode, digest, encode
 from . import tables
 
 _KEPT = 2  # checkpoints: a damaged last one costs rounds, not the run
@@ -27,6 +38,7 @@ _DAMAGE = (BadInput, OSError, ValueError, KeyError, TypeError, AttributeError, R
 _SEAL = re.compile(rb', "seal": "([0-9a-f]{64})"\}')
 _SEAL_LENGTH = len(', "seal": ""}') + 64
 _TABLES = {"metrics.parquet": tables.METRICS, "bytes.parquet": tables.BYTES}
+LOST = "lost.json"  # what damage has taken from a run for good, by its file or folder
 
 
 @dataclass(frozen=True)
@@ -41,6 +53,9 @@ class Checkpoint:
     transcript: Mapping[str, Seal] = field(default_factory=dict)  # file names
     tables: Mapping[str, Seal] = field(default_factory=dict)  # number and checksum of all rows
     answers: Mapping[str, list[str]] | None = None  # what errands let out; None: of a run from before
+    rows: Mapping[str, pa.Table] = field(default_factory=dict)  # of damaged tables, as far as they are known
+    damaged: Path | None = None  # the first message that is not as it was written; `transcript` ends before it
+    lost: Mapping[str, str] = field(default_factory=dict)  # what nothing can bring back, in words
 
     @property
     def versions(self) -> dict[int, int]:
@@ -109,15 +124,16 @@ class CheckpointStore:
         """The common payload, once: it can be as large as the data and stays the same."""
         if self._shared is None or self._shared[0] is not shared:
             data = encode(shared)
-            self._shared = shared, hashlib.sha256(data).hexdigest()
+            self._shared = shared, digest(shared, data)
             file = self._shared_file(self._shared[1])
-            if not file.exists() or self._look(file) != seal(data):
-                self.unsynced.write(file, data)
+            if not file.exists() or self._look(file) != (len(data), self._shared[1]):
+                self.unsynced.write(file, data, self._shared[1])
         return self._shared[1]
 
     # ---- taking up ----
     def tidy(self, start: Checkpoint) -> None:
         """Make the folder what it was when this checkpoint was written: nothing later, nothing half-written."""
+        self.mend(start)
         for folder in (self.run, *(path for path in self.run.iterdir() if path.is_dir())):
             remove_orphans(folder)
         for round in self.rounds():
@@ -127,6 +143,17 @@ class CheckpointStore:
         for client, round in versions(self.memories):
             if (client, round) not in known:
                 self.unsynced.remove(self.memories / name(client, round))
+        self.unsynced.sync()
+
+    def mend(self, start: Checkpoint) -> None:
+        """Bring tables back from their copies; what is lost for good is written down, and what is damaged put aside."""
+        if start.lost:
+            known = {**lost(self.run), **start.lost}
+            write_atomic(self.run / LOST, json_bytes(known), durable=self.unsynced.durable)
+        if start.damaged is not None and start.damaged.is_file():
+            self.unsynced.rename(start.damaged, start.damaged.with_name(f"{start.damaged.name}.damaged"))
+        for file, rows in start.rows.items():
+            tables.GrowingTable(self.run / file, _TABLES[file], self.unsynced).replace(rows)
         self.unsynced.sync()
 
     def _known(self, until: int | None = None) -> set[Version]:
@@ -157,18 +184,31 @@ class CheckpointStore:
         found = self.folder.glob("[0-9]" * 6 + ".json")
         return sorted(int(path.stem) for path in found if path.is_file())
 
-    def load(self) -> tuple[Checkpoint | None, list[str]]:
-        """The newest whole checkpoint (None: start from the beginning), and what was wrong with newer ones."""
-        wrong, found = [], self.rounds()[::-1]
+    def load(self, rows: bool = True) -> tuple[Checkpoint | None, list[str]]:
+        """The newest whole checkpoint (None: start from the beginning), and what was wrong with newer ones.
+
+        A model needs no messages and no rows of tables. So where the newest two both lack some, the newest is taken up
+        without. `rows`: False leaves out of account what a model does not need.
+        """
+        wrong, usable, found = [], [], self.rounds()[::-1]
         for round in found:
             try:
                 checkpoint = self.read(round)
-                self._check_tables(checkpoint)
-                return checkpoint, wrong
+                checkpoint = self._with_rows(checkpoint) if rows else checkpoint
             except _DAMAGE as error:
                 wrong.append(f"checkpoint {round} is damaged ({_said(error)})")
+                continue
+            usable.append(checkpoint)
+            if not checkpoint.lost or not rows:
+                earlier = [f"checkpoint {each.round} lacks {_listed(each.lost)}" for each in usable[:-1]]
+                return checkpoint, [*wrong, *earlier, *_mended(checkpoint)]
+            if len(usable) == _KEPT:
+                break
+        if usable:
+            return usable[0], [*wrong, f"damage has taken {_listed(usable[0].lost)}; the model is whole"]
         if found:
-            raise BadInput(f"{self.run}: no intact checkpoint is left: {'; '.join(wrong)}")
+            again = f"the same settings run it again: fedlens run {self.run}/config.yaml out=NEW"
+            raise BadInput(f"{self.run}: no intact checkpoint is left: {'; '.join(wrong)}; {again}")
         return None, wrong
 
     def at(self, round: int) -> Checkpoint:
@@ -182,11 +222,14 @@ class CheckpointStore:
             raise BadInput(f"{self.run}: checkpoint {round} is damaged ({_said(error)})") from None
 
     def read(self, round: int) -> Checkpoint:
-        """With every file that it needs looked at; raises one of many errors where something is wrong."""
+        """With every file that its model needs looked at; raises one of many errors where something is wrong."""
         manifest = self.manifest(round)
         files = self._files(manifest)
+        messages = {path: found for path, found in files.items() if path.parent == self.transcript}
         for path, expected in files.items():
-            self._check(path, expected)
+            if path not in messages:
+                self._check(path, expected)
+        kept_messages, damaged = self._whole(messages)
         state = decode(read_bytes(self._state(round))).state
         if manifest["shared"]:
             state = state.replace(shared=decode(read_bytes(self._shared_file(manifest["shared"]))))
@@ -198,10 +241,23 @@ class CheckpointStore:
             ledger_of(manifest),
             float(manifest["seconds"]),
             memories,
-            {path.name: found for path, found in files.items() if path.parent == self.transcript},
+            kept_messages,
             {file: (rows, digest) for file, (rows, digest) in manifest.get("tables", {}).items()},
             manifest.get("answers"),
+            damaged=damaged,
+            lost={self.transcript.name: f"the messages from round {int(damaged.stem)} on"} if damaged else {},
         )
+
+    def _whole(self, messages: Mapping[Path, Seal]) -> tuple[dict[str, Seal], Path | None]:
+        """Messages up to the first that is damaged, and that one: a gap would hide from an audit what it missed."""
+        kept: dict[str, Seal] = {}
+        for path in sorted(messages):
+            try:
+                self._check(path, messages[path])
+            except (OSError, ValueError):
+                return kept, path
+            kept[path.name] = messages[path]
+        return kept, None
 
     def _files(self, manifest: dict[str, Any]) -> dict[Path, Seal]:
         """All that a checkpoint needs; of one from before, memories are what is there."""
@@ -250,15 +306,28 @@ class CheckpointStore:
             self._seen[path] = stamp, seal(read_bytes(path))
         return self._seen[path][1]
 
-    def _check_tables(self, checkpoint: Checkpoint) -> None:
+    def _with_rows(self, checkpoint: Checkpoint) -> Checkpoint:
+        """The same, with what is known of the rows of damaged tables."""
+        rows, lost = {}, dict(checkpoint.lost)
         for file, expected in checkpoint.tables.items():
-            found = tables.Digest(tables.until(self.run / file, _TABLES[file], checkpoint.round)).seal()
-            if found[0] != expected[0]:
-                raise ValueError(f"{file} has {found[0]} rows, not {expected[0]}")
-            if found != expected:
-                raise ValueError(f"{file}: the checksum of its rows differs")
+            if self._rows_are(file, checkpoint.round, expected):
+                continue
+            where = self.run / file, self.copy(file), _TABLES[file]
+            rows[file], gone = tables.recovered(*where, checkpoint.round, expected)
+            if gone:
+                lost[file] = f"the rows of {tables.spans(gone)} in {file}"
+        return replace(checkpoint, rows=rows, lost=lost)
+
+    def _rows_are(self, file: str, round: int, expected: Seal) -> bool:
+        try:
+            return tables.Digest(tables.until(self.run / file, _TABLES[file], round)).seal() == expected
+        except BadInput:
+            return False
 
     # ---- places ----
+    def copy(self, table: str) -> Path:
+        return self.folder / f"{table}.copy"
+
     def _manifest(self, round: int) -> Path:
         return self.folder / f"{round:06d}.json"
 
@@ -267,6 +336,24 @@ class CheckpointStore:
 
     def _shared_file(self, digest: str) -> Path:
         return self.folder / f"shared-{digest[:16]}.safetensors"
+
+
+def lost(run: Path) -> dict[str, str]:
+    """What damage has taken from a run for good, by its file or folder, in words."""
+    try:
+        return {str(file): str(what) for file, what in read_json(run / LOST).items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, AttributeError):
+        raise BadInput(f"{run / LOST} is damaged: it should say what the run has lost") from None
+
+
+def _listed(lost: Mapping[str, str]) -> str:
+    return " and ".join(lost.values())
+
+
+def _mended(checkpoint: Checkpoint) -> list[str]:
+    return [f"{file} was damaged and is restored from its copy" for file in checkpoint.rows]
 
 
 def _sealed(manifest: dict[str, Any]) -> bytes:

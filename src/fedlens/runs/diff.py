@@ -32,8 +32,8 @@ def differences(a: str | Path, b: str | Path) -> Iterator[str]:
             yield f"memory of client {client}: only in {(a, b)[pair.index(None) ^ 1]}"
         else:
             yield from _trees(f"memory of client {client}", pair[0], pair[1])
-    yield from _tables("metrics", *(_untimed(folder.metrics()) for folder in folders))
-    yield from _tables("bytes", *(folder.bytes() for folder in folders))
+    yield from _tables("metrics", *(_untimed(folder.metrics(partly=True)) for folder in folders))
+    yield from _tables("bytes", *(folder.bytes(partly=True) for folder in folders))
 
 
 def _trees(name: str, a: Tree, b: Tree) -> Iterator[str]:
@@ -54,9 +54,8 @@ def _bits(leaf: torch.Tensor) -> torch.Tensor:
 
 
 def _untimed(table: pa.Table) -> pa.Table:
-    return table.filter(
-        pa.array([metric not in ("seconds", "server seconds") for metric in table["metric"].to_pylist()])
-    )
+    kept = [metric not in ("seconds", "server seconds") for metric in table["metric"].to_pylist()]
+    return table.filter(pa.array(kept, pa.bool_()))  # of no rows, too
 
 
 def _tables(name: str, a: pa.Table, b: pa.Table) -> Iterator[str]:

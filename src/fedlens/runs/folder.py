@@ -23,7 +23,7 @@ import torch
 import yaml
 
 from .. import __version__, config
-from ..core.errors import BadInput
+from ..core.errors import BadInput, nearest
 from ..core.files import Unsynced, append_line, json_bytes, read_bytes, read_json
 from ..core.ledger import Ledger
 from ..core.located import portable
@@ -34,7 +34,7 @@ from ..data import Images, Names, Split
 from ..data.client_names import NUMBERS
 from ..experiment import Experiment
 from . import tables
-from .checkpoints import Checkpoint, CheckpointStore, ledger_of
+from .checkpoints import Checkpoint, CheckpointStore, ledger_of, lost
 from .rounds import Rounds
 
 # Of a run folder: 1, in whose passports it is not written, had other names of some settings; in 2, manifests of
@@ -87,7 +87,7 @@ class RunFolder:
     def open(cls, path: str | Path) -> RunFolder:
         folder = cls(path)
         if not (folder.path / "config.yaml").is_file():
-            raise BadInput(f"{path} holds no run: there is no config.yaml in it")
+            raise BadInput(_no_run(folder.path))
         number = folder._format()
         if number > FORMAT:
             raise BadInput(f"{path} has format {number}, and this fedlens reads up to {FORMAT}: install a newer one")
@@ -214,18 +214,37 @@ class RunFolder:
             if file.read(1) != b"\n":
                 self.log("")
 
-    def metrics(self) -> pa.Table:
-        return tables.read(self.path / "metrics.parquet", tables.METRICS)
+    def metrics(self, partly: bool = False) -> pa.Table:
+        """`partly`: also of a run that has lost rows, of which others would make wrong sums and curves."""
+        return self._rows("metrics.parquet", tables.METRICS, partly)
 
-    def bytes(self) -> pa.Table:
-        return tables.read(self.path / "bytes.parquet", tables.BYTES)
+    def bytes(self, partly: bool = False) -> pa.Table:
+        return self._rows("bytes.parquet", tables.BYTES, partly)
+
+    @property
+    def has_all_rows(self) -> bool:
+        """Whether damage has taken none of its tables."""
+        return not lost(self.path).keys() & {"metrics.parquet", "bytes.parquet"}
+
+    def _rows(self, name: str, schema: pa.Schema, partly: bool) -> pa.Table:
+        if not partly and (gone := lost(self.path).get(name)):
+            raise BadInput(
+                f"{self.path} has lost {gone} to damage; its models are whole, and its settings can run again"
+            )
+        try:
+            return tables.read(self.path / name, schema)
+        except BadInput as error:
+            if not self._store.copy(name).is_file():
+                raise
+            raise BadInput(f"{error}; `fedlens resume` restores it from its copy") from None
 
     def tables(self) -> tuple[tables.GrowingTable, tables.GrowingTable]:
         """metrics and bytes, to write to."""
-        return (
-            tables.GrowingTable(self.path / "metrics.parquet", tables.METRICS, self.unsynced),
-            tables.GrowingTable(self.path / "bytes.parquet", tables.BYTES, self.unsynced),
+        metrics, sent = (
+            tables.GrowingTable(self.path / name, schema, self.unsynced, self._store.copy(name))
+            for name, schema in (("metrics.parquet", tables.METRICS), ("bytes.parquet", tables.BYTES))
         )
+        return metrics, sent
 
     def client_memories(self, round: int) -> dict[int, Tree]:
         """What clients knew after `round` rounds."""
@@ -237,9 +256,16 @@ class RunFolder:
         """Durable when it returns. One stays every `keep` rounds, and after each round of `ends`."""
         self._store.save(checkpoint, keep, ends)
 
-    def load(self) -> tuple[Checkpoint | None, list[str]]:
-        """The newest whole checkpoint (None: start from the beginning), and what was wrong with newer ones."""
-        return self._store.load()
+    def load(self, rows: bool = True) -> tuple[Checkpoint | None, list[str]]:
+        """The newest whole checkpoint (None: start from the beginning), and what was wrong with newer ones.
+
+        `rows`: False leaves out of account what a model does not need.
+        """
+        return self._store.load(rows)
+
+    def mend_tables(self, start: Checkpoint) -> None:
+        """What `load` has found of damaged tables, in their place."""
+        self._store.mend(start)
 
     def at(self, round: int) -> Checkpoint:
         """The checkpoint after this round, or a sentence that names those there are."""
@@ -313,6 +339,7 @@ def passport(experiment: Experiment, images: Images, split: Split) -> dict[str, 
         "device": where.device,
         "device_name": device_name(where.device),
         "precision": where.precision,
+        "compile": where.compile is True,
         "threads_per_process": 1,
         "engine": where.engine,
         "workers": where.workers,
@@ -355,3 +382,11 @@ def _lock(file: IO[str]) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _no_run(path: Path) -> str:
+    """With the nearest name that is a run's, where the folder itself is not there."""
+    if path.is_dir():
+        return f"{path} holds no run: there is no config.yaml in it"
+    close = nearest(str(path), (str(each.parent) for each in path.parent.glob("*/config.yaml")))
+    return f"there is no run {path}; {close if close.startswith('did') else '`fedlens list` shows those there are'}"

@@ -187,7 +187,7 @@ def seeds_of(text: str) -> list[int]:
 def stored(folder: RunFolder, experiment: Experiment) -> Experiment:
     """The experiment in this folder; refused where it would answer another question than this one."""
     found, experiment = config.read(folder.config), config.check(experiment)  # 70 is stored as 70.0
-    asked = {name: getattr(experiment.execution, name) for name in ("device", "precision")}
+    asked = {name: getattr(experiment.execution, name) for name in ("device", "precision", "compile")}
     placed = {name: getattr(found.execution, name) if value == "auto" else value for name, value in asked.items()}
     if config_hash(experiment.with_execution(**placed)) != config_hash(found) or typed(experiment) != typed(found):
         raise BadInput(f"{folder.path} holds another experiment than this cell's; move it away or choose another --out")

@@ -52,8 +52,10 @@ class OpenedRun:
         has = device != "cpu" or stored.execution.precision in ("fp32", "fp64")
         precision = precision or (stored.execution.precision if has else "fp32")
         experiment = stored.with_execution(device=device, precision=precision)
-        images = experiment.data.load()
-        net, (federation, split) = experiment.network(images).to(device), experiment.federation(images)
+        images = experiment.images()
+        known = not (folder.path / "passport.json").exists() or not folder.passport().get("nodes_own_data")
+        seen = experiment if known else experiment.undivided()  # nobody here knows what nodes of a deployment own
+        net, (federation, split) = experiment.network(images).to(device), seen.federation(images)
         check_origin(folder, experiment, images, split=split.hash)
         return cls(folder, experiment, images, net, to_device(experiment, federation))
 
@@ -63,7 +65,7 @@ class OpenedRun:
         return client_evaluation(self.folder)[0]
 
     def newest(self) -> Checkpoint:
-        checkpoint, _ = self.folder.load()
+        checkpoint, _ = self.folder.load(rows=False)
         if checkpoint is None:
             raise BadInput(f"{self.folder.path} has no checkpoint yet")
         return checkpoint

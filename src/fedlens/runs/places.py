@@ -15,10 +15,11 @@ from typing import Any
 from .. import config
 from ..core.errors import BadInput
 from ..core.files import write_atomic
-from ..core.located import PATHS, Located, how_to_point
+from ..core.located import PATHS, Located, how_to_point, places_of
 from ..data import PARTITIONS, Images
 from ..data.paths import own_path
 from ..experiment import Experiment
+from ..models.given import is_given
 from ..models.weights import find_weights
 from .folder import RunFolder
 
@@ -36,7 +37,7 @@ def typed(experiment: Experiment) -> dict[str, str]:
 def _named(prefix: str, part: Any) -> Iterator[tuple[str, str]]:
     for field in dataclasses.fields(part) if dataclasses.is_dataclass(part) else ():
         value, key = getattr(part, field.name), f"{prefix}.{field.name}"
-        if field.name in PATHS and isinstance(value, str) and key != "model.path":
+        if field.name in PATHS and isinstance(value, str) and (key != "model.path" or is_given(value)):
             yield key, value
         elif dataclasses.is_dataclass(value):
             yield from _named(key, value)
@@ -56,6 +57,9 @@ def places(experiment: Experiment) -> dict[str, str]:
 # ---- what a run keeps ------------------------------------------------------------------------------------------------
 def remember(folder: RunFolder, experiment: Experiment) -> dict[str, Any]:
     """Write down where things lie, and keep a copy of the weights it begins with; what its passport says of those."""
+    for part in (experiment.data, experiment.auxiliary, experiment.model):
+        if part is not None:
+            part.keep_beside(folder.path)
     found = places(experiment)
     if found:
         folder.write_json(FILE, found)
@@ -66,10 +70,34 @@ def remember(folder: RunFolder, experiment: Experiment) -> dict[str, Any]:
     return {"weights": hashlib.sha256(data).hexdigest()}
 
 
+def located(folder: RunFolder, experiment: Experiment) -> Experiment:
+    """The same experiment, whose other processes find what the run's folder holds of a program's own data and code."""
+    for key, value in typed(experiment).items():
+        if not places_of(value) and (folder.path / value.partition(":")[0]).is_file():
+            experiment = _replaced(experiment, key, Located(value, [folder.path.absolute() / value], str(folder.path)))
+    return experiment
+
+
 def point(folder: RunFolder, pointed: Mapping[str, str]) -> None:
     """Remember where files are now."""
     if pointed:
         folder.write_json(FILE, {**stored_places(folder), **pointed})
+
+
+def remember_moved(path: str | Path, words: Sequence[str]) -> None:
+    """Point a run to files that have moved, by words such as data.path=PLACE; refuses other words, and other data."""
+    folder = RunFolder.open(path)
+    began = config.read(folder.config)
+    pointed, others = pointers(began, words)
+    if others:
+        key, known = others[0].partition("=")[0], sorted(typed(began))
+        can = f"where its files are now can ({', '.join(known)})" if known else "it was given no file"
+        raise BadInput(f"{key} cannot change for {path}: a run has its own settings, and {can}")
+    if "data.path" in pointed:
+        experiment = opened(folder, words)
+        check_origin(folder, experiment, experiment.data.load())
+    point(folder, pointed)
+    folder.sync()
 
 
 def pointers(experiment: Experiment, words: Sequence[str]) -> tuple[dict[str, str], list[str]]:

@@ -22,6 +22,7 @@ from ..core.errors import BadInput
 from ..core.yaml_dialect import read_yaml
 from ..experiment import Experiment
 from .folder import RunFolder
+from .measures import best_of, closing
 from .rounds import Rounds
 
 PERSONAL = ("fine-tuned", "personal after", "personal before")  # models of single clients, the best trained first
@@ -303,7 +304,7 @@ def client_accuracies(metrics: pa.Table) -> dict[str, dict[int, float]]:
 
 def client_evaluation(folder: RunFolder) -> tuple[str, dict[int, float]]:
     """(the best trained model that clients have, accuracy of each client with it) at the last evaluation."""
-    for model, accuracies in client_accuracies(folder.metrics()).items():
+    for model, accuracies in client_accuracies(folder.metrics(partly=True)).items():
         return model, accuracies
     raise BadInput(f"{folder.path} has no accuracies of single clients: run it to its end with evaluate.personal=both")
 
@@ -323,9 +324,9 @@ def fairness(accuracies: Sequence[float]) -> dict[str, float]:
     return {**summary_statistics(accuracies), "jain": x.sum().item() ** 2 / squares if squares else 1.0}
 
 
-def summary_statistics(values: Sequence[float]) -> dict[str, float]:
-    """Mean, deviation, and the mean of the worst tenth (at least one client)."""
-    ordered = torch.tensor(sorted(values), dtype=torch.float64)
+def summary_statistics(values: Sequence[float], lowest: bool = False) -> dict[str, float]:
+    """Mean, deviation, and the mean of the worst tenth (at least one client); `lowest`: low values are good."""
+    ordered = torch.tensor(sorted(values, reverse=lowest), dtype=torch.float64)
     worst = ordered[: max(1, len(values) // 10)]
     return {
         "mean": ordered.mean().item(),
@@ -356,6 +357,9 @@ class Result:
     accuracy_best: float | None = None
     backdoor: float | None = None  # share of patched test images that attack=backdoor gets taken for its target
     simulated_seconds: float | None = None  # on `devices`
+    # all measures of the global model, pooled; of personal models by their names, pooled over clients' test images
+    measures: dict[str, dict[str, float]] = field(default_factory=dict)
+    best: dict[str, float] | None = None  # the round (and round of training) with the best validation, and its values
     # accuracy -> round of training; bytes and seconds until then, of the whole run
     targets: dict[str, dict[str, float] | None] = field(default_factory=dict)
     setbacks: dict[str, int] = field(default_factory=dict)  # replies missing, late, refused; rounds void
@@ -386,8 +390,8 @@ class Result:
 
 def summary(folder: RunFolder, experiment: Experiment) -> Result:
     """The result of a complete run, read back from its tables."""
-    metrics, counts = folder.metrics(), Rounds.of(experiment.timetable())
-    rows = metrics.to_pylist()
+    metrics, counts = folder.metrics(partly=True), Rounds.of(experiment.timetable())
+    rows, whole = metrics.to_pylist(), folder.has_all_rows  # of one that has not, sums and firsts are not known
     found = {name: evaluations(metrics, name, counts) for name in ("accuracy", "loss", "backdoor")}
     curve = {name: [value for _, value in by.values()] for name, by in found.items()}
     accuracies = curve["accuracy"]
@@ -395,11 +399,11 @@ def summary(folder: RunFolder, experiment: Experiment) -> Result:
     personal: dict[str, dict[str, float]] = {}
     end = max((row["round"] for row in rows), default=0)
     for row in rows:
-        if row["client"] is None and row["split"] == "client test" and row["round"] == end:
+        if row["client"] is None and row["weighting"] == "clients" and row["round"] == end:
             name = row["model"].removeprefix("personal ")
             personal.setdefault(name, {})[row["metric"].removeprefix("accuracy_")] = row["value"]
-    kinds = Counter(row["metric"] for row in rows if row["metric"] in ("missing", "late", "refused", "void"))
-    simulated = {row["round"]: row["value"] for row in rows if row["metric"] == "simulated seconds"}
+    kinds = Counter(row["metric"] for row in rows if whole and row["metric"] in ("missing", "late", "refused", "void"))
+    simulated = {row["round"]: row["value"] for row in rows if whole and row["metric"] == "simulated seconds"}
     ledger, seconds = folder.totals()  # a complete run ends with a checkpoint
     return Result(
         run=str(folder.path),
@@ -412,15 +416,17 @@ def summary(folder: RunFolder, experiment: Experiment) -> Result:
         seconds=round(seconds, 3),
         engine=experiment.execution.engine,
         training_rounds=counts.trained(end),
-        accuracy_last=sum(last) / len(last) if last else None,
-        accuracy_best=max(accuracies, default=None),
+        accuracy_last=sum(last) / len(last) if last and whole else None,
+        accuracy_best=max(accuracies, default=None) if whole else None,
         backdoor=curve["backdoor"][-1] if curve["backdoor"] else None,
         simulated_seconds=sum(simulated.values()) if simulated else None,
         targets={
             f"{target:g}": _reached(folder, found["accuracy"], target, simulated)
-            for target in experiment.evaluate.targets
+            for target in (experiment.evaluate.targets if whole else ())
         },
         setbacks=dict(kinds),
+        measures=closing(rows, end),
+        best=best_of(metrics, experiment.evaluate.watch, counts),
     )
 
 

@@ -31,13 +31,13 @@ def begin_alike(experiment: Experiment, among: Path) -> RunFolder | None:
     experiment = config.check(experiment).resolved()
     found = [(most, donor) for donor in _runs(among) if (most := _shared(donor, experiment))]
     for round, donor in sorted(found, key=lambda pair: -pair[0]):
-        folder = RunFolder(experiment.execution.out)
+        folder, mine = RunFolder(experiment.execution.out), _as_decided(experiment, config.read(donor.config))
         try:
             _copy(donor, folder, round)
         except (OSError, BadInput):  # it is being changed, or damaged: another may do
             shutil.rmtree(folder.path, ignore_errors=True)
             continue
-        RunFolder.create(experiment)
+        RunFolder.create(mine)
         folder.is_new = True
         folder.log(f"rounds 1 to {round} are those of {donor.path}")
         return folder
@@ -59,7 +59,7 @@ def _shared(donor: RunFolder, experiment: Experiment) -> int:
     if card["code"]["sha256"] != code_hash() or card["device_name"] != device_name(experiment.execution.device):
         return 0  # other bits
     like = replace(other, algorithm=experiment.algorithm, rounds=experiment.rounds)
-    if config_hash(like) != config_hash(experiment) or like.execution.compile != experiment.execution.compile:
+    if config_hash(like) != config_hash(_as_decided(experiment, other)):
         return 0
     if known != places(experiment):  # the same name of another file
         return 0
@@ -68,6 +68,12 @@ def _shared(donor: RunFolder, experiment: Experiment) -> int:
     # Towards its end a run is looked at more often.
     open_ends = [_before_the_end(each) for each in (experiment, other)]
     return max((round for round in donor.rounds() if round <= min(alike, *open_ends)), default=0)
+
+
+def _as_decided(experiment: Experiment, other: Experiment) -> Experiment:
+    """Where it is open whether to compile, as the other run did."""
+    is_open = experiment.execution.compile == "auto"
+    return experiment.with_execution(compile=other.execution.compile) if is_open else experiment
 
 
 def _before_the_end(experiment: Experiment) -> int:

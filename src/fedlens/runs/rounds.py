@@ -5,6 +5,7 @@ Others are a warm-up whose model is thrown away, a weighing, an exchange, fine-t
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,10 +13,24 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any, TypeVar
 
+from ..algorithms import ALGORITHMS
 from ..core.errors import BadInput
 from ..core.run import Turn
 
 T = TypeVar("T")
+
+
+def stage_names(turns: Sequence[Turn]) -> list[str]:
+    """What each round does besides training the model; nothing for those that train it."""
+    counts = Rounds.of(turns)
+    names = ["warm-up" if type(t.stage.algorithm) in ALGORITHMS.values() else _words(t) for t in turns]
+    trains = [counts.trained(round) > counts.trained(round - 1) for round in range(1, len(turns) + 1)]
+    return ["" if is_training else name for name, is_training in zip(names, trains, strict=True)]
+
+
+def _words(turn: Turn) -> str:
+    """MeasureSaliency as measure saliency."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(turn.stage.algorithm).__name__).lower()
 
 
 @dataclass(frozen=True)

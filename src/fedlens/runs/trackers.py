@@ -142,6 +142,9 @@ class Tracked:
     def note(self, text):
         self.watcher.note(text)
 
+    def phase(self, name, done, total):
+        self.watcher.phase(name, done, total)
+
     def log(self, values: Mapping[str, float], round: int) -> None:
         for tracker in self.trackers:
             tracker.log(values, round)

@@ -48,11 +48,15 @@ class Recording:
         self.folder, self.limit, self.unsynced = folder, limit * _MIB, unsynced or Unsynced()
         self.files: dict[str, Seal] = dict(files or {})
         self.unsynced.mkdir(folder)
-        for path in recorded(folder):
+        for path in _messages(folder):
             if int(path.stem) > round:
                 self.unsynced.remove(path)
-            elif path.name not in self.files:  # of a run from before
-                self.files[path.name] = seal(read_bytes(path))
+        for path in recorded(folder):
+            if path.name not in self.files:  # of a run from before
+                try:
+                    self.files[path.name] = seal(read_bytes(path))
+                except (OSError, ValueError) as error:
+                    raise BadInput(f"{path} is damaged ({error}): it is no record of a round") from None
         self.unsynced.sync()
         self.rounds = len(recorded(folder))
         self.spent = sum(path.stat().st_size for path in recorded(folder))
@@ -95,8 +99,11 @@ class Transcript:
     stages: Sequence[Stage]  # of every round of the run
     state: Tree  # of the server, after the last round that is done
     device: str = "cpu"
+    whole: int | None = None  # rounds whose messages are as they were sent; None: of a run from before
 
     def __post_init__(self) -> None:
+        if self.whole == 0 and recorded(self.folder):
+            raise BadInput(f"{recorded(self.folder)[0]} is damaged, and an audit begins with the first round")
         if not recorded(self.folder):
             raise BadInput(
                 f"{self.folder.parent} has no transcript: an audit attacks what the server received, so run it again "
@@ -104,7 +111,8 @@ class Transcript:
             )
 
     def __len__(self) -> int:
-        return len(recorded(self.folder))
+        found = len(recorded(self.folder))
+        return found if self.whole is None else min(found, self.whole)
 
     def __iter__(self) -> Iterator[Crossing]:
         return (self[round] for round in range(len(self)))
@@ -137,6 +145,11 @@ class Transcript:
 
 
 def recorded(folder: Path) -> list[Path]:
+    """The messages of each round, from the first one on, up to a gap."""
+    return [path for number, path in enumerate(_messages(folder), 1) if int(path.stem) == number]
+
+
+def _messages(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("??????.safetensors") if path.stem.isdecimal())
 
 

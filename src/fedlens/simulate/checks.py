@@ -20,6 +20,13 @@ def check(experiment: Experiment, images: Images) -> None:
     """
     shape = len(images.classes), images.x.shape[1], images.x.shape[3]
     last = experiment.timetable()[-1].stage
+    asked = experiment.evaluate
+    if asked.patience and not asked.validation:
+        raise BadInput("evaluate.patience needs images to choose by: set evaluate.validation, as in 0.1")
+    if asked.patience and (not last.algorithm.updates_model or last.rounds == 1 < experiment.rounds):
+        raise BadInput(
+            "evaluate.patience: this method ends with a stage of its own, which would be left out: set it to 0"
+        )
     changes_late = isinstance(last.algorithm, Errand) and last.algorithm.updates_model and last.rounds == 1
     if experiment.uplink or changes_late:
         describe(replace(experiment, defences=(), attack=None), *shape)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..algorithms import ALGORITHMS, name_of
+from ..algorithms import ALGORITHMS, family_of, name_of
 from ..core.batches import Dataset
 from ..core.dry_run import blank_clients, dry_run
 from ..core.errors import BadInput, RunFailed
@@ -44,6 +44,15 @@ def usual_model(algorithm: str) -> str:
 def described_with(algorithm: str) -> tuple[str, ...]:
     """Settings that a method cannot do without, as words; those of the user come after them."""
     return getattr(ALGORITHMS.get(algorithm.partition("+")[0].partition("/")[0]), "described_with", ())
+
+
+def privacy_class(method: str, discloses: Sequence[str]) -> str:
+    """In a few words: whom a method shows what, from its family and from what it says it discloses."""
+    if family_of(method) == "sharing":
+        return "shares data"
+    if any("reach all clients" in said or "reaches all clients" in said for said in discloses):
+        return "shows clients' models to other clients"
+    return "more than updates" if discloses else "updates only"
 
 
 def describe(

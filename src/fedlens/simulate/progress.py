@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO, TypeVar
 
@@ -26,33 +27,80 @@ P = TypeVar("P")
 _BARS = "▁▂▃▄▅▆▇█"
 
 
-PATIENCE = 30  # seconds without a line
+PATIENCE = 10  # seconds without a line
+
+
+@dataclass
+class Doing:
+    """What is under way besides clients' work."""
+
+    name: str = ""
+    done: int = 0
+    total: int = 0  # 0: nobody knows
+    began: float = 0.0
+
+    def heard(self, name: str, done: int, total: int) -> bool:
+        """Whether it is something new."""
+        new = name != self.name or done < self.done
+        self.began = time.monotonic() if new else self.began
+        self.name, self.done, self.total = name, done, total
+        return new
+
+    @property
+    def where(self) -> str:
+        return f"{self.name}: {self.done:,} of {self.total:,}" if self.total else self.name
+
+    def __str__(self) -> str:
+        left = (time.monotonic() - self.began) * (self.total - self.done) / self.done if self.done else 0
+        return self.where + (f", about {duration(left)} left" if left > 0 else "")
+
+
+class TimeLeft:
+    """How long the rest takes, from the rounds since the first one seen: that one also paid for starting up."""
+
+    def __init__(self) -> None:
+        self.first: RunProgress | None = None
+
+    def left(self, progress: RunProgress) -> str:
+        """Nothing where nobody knows it."""
+        self.first = self.first or progress
+        done, ahead = progress.round - self.first.round, progress.rounds - progress.round
+        return duration((progress.seconds - self.first.seconds) / done * ahead) if done and ahead else ""
 
 
 class Lines:
-    """One line a round, and one for every half minute within it."""
+    """One line a round, and more where it takes long."""
 
     folder: Path | None  # of the run, once it has begun
 
     def __init__(self, stream: TextIO):
         self.stream, self.folder, self.at, self.said = stream, None, 0, time.monotonic()
+        self.doing, self.pace, self.trains = Doing(), TimeLeft(), False
 
     def begin(self, experiment: Experiment, folder: Path, notes: list[str], round: int, rounds: int) -> None:
         self.folder, self.at = folder, round
-        self._say(headline(experiment, folder, round))
+        self.say(headline(experiment, folder, round))
+        self.say(settings_line([experiment]))
         for note in notes:
             self.note(note)
 
     def clients(self, answered: int, asked: int) -> None:
         if time.monotonic() - self.said > PATIENCE:
-            self._say(f"round {self.at + 1}: {answered} of {asked} clients")
+            self.say(f"round {self.at + 1}: {answered} of {asked} clients")
 
     def round(self, progress: RunProgress) -> None:
-        self.at = progress.round
-        self._say(progress_line(progress))
+        self.at, self.trains = progress.round, progress.trained > 0
+        left = self.pace.left(progress)
+        self.say(progress_line(progress) + (f", about {left} left" if left else ""))
 
     def note(self, text: str) -> None:
-        self._say(f"note: {text}")
+        self.say(f"note: {text}")
+
+    def phase(self, name: str, done: int, total: int) -> None:
+        """Before training each is named when it begins; then a line now and then is enough."""
+        new = self.doing.heard(name, done, total) and not self.trains
+        if new or time.monotonic() - self.said > PATIENCE:
+            self.say(str(self.doing))
 
     def __enter__(self) -> Lines:
         return self
@@ -60,7 +108,7 @@ class Lines:
     def __exit__(self, *error: object) -> None:
         pass
 
-    def _say(self, text: str) -> None:
+    def say(self, text: str) -> None:
         self.said = time.monotonic()
         print(text, file=self.stream, flush=True)
 
@@ -77,12 +125,13 @@ class LivePanel:
         )
         self.task = self.bar.add_task("round", total=1)
         self.live = Live(Text("loading"), console=console, refresh_per_second=8)
-        self.title, self.curve, self.start, self.trained = Text("fedlens"), [], (0, 0.0), 0
+        self.title, self.curve, self.trained = Text("fedlens"), [], 0
+        self.doing, self.pace = Doing(), TimeLeft()
 
     def begin(self, experiment: Experiment, folder: Path, notes: list[str], round: int, rounds: int) -> None:
         self.folder, self.title = folder, Text(headline(experiment, folder, round))
         self.bar.update(self.task, total=rounds, completed=round, description=f"round {round}/{rounds}")
-        self.start = (round, -1.0)
+        self.say(settings_line([experiment]))
         for note in notes:
             self.note(note)
         self.live.update(self._shown(None))
@@ -94,8 +143,6 @@ class LivePanel:
         self.bar.update(self.task, completed=done + answered / (asked + 1), description=said)
 
     def round(self, progress: RunProgress) -> None:
-        if self.start[1] < 0:
-            self.start = (progress.round, progress.seconds)
         self.bar.update(self.task, completed=progress.round, description=f"round {progress.round}/{progress.rounds}")
         if progress.accuracy is not None and progress.trained > self.trained:
             self.curve.append(progress.accuracy)
@@ -104,6 +151,17 @@ class LivePanel:
 
     def note(self, text: str) -> None:
         self.live.console.print(Text.assemble(("note ", "yellow"), text))
+
+    def say(self, text: str) -> None:
+        self.live.console.print(Text(text, style="dim"))
+
+    def phase(self, name: str, done: int, total: int) -> None:
+        self.doing.heard(name, done, total)
+        if self.folder is None:
+            self.live.update(Text(str(self.doing)))
+            return
+        task = self.bar.tasks[self.task]
+        self.bar.update(self.task, description=f"round {int(task.completed) + 1}/{task.total:.0f}, {self.doing}")
 
     def __enter__(self) -> LivePanel:
         self.live.start()
@@ -125,7 +183,7 @@ class LivePanel:
             "up": size(progress.bytes_up),
             "down": size(progress.bytes_down),
             "time": duration(progress.seconds),
-            "left": self._left(progress),
+            "left": self.pace.left(progress),
         }
         for _ in cells:
             numbers.add_column(justify="right")
@@ -133,14 +191,6 @@ class LivePanel:
         numbers.add_row(*(f"[bold]{value}[/]" for value in cells.values()))
         curve = Text(sparkline(self.curve, self.console.width - 8), style="cyan")
         return Panel(Group(self.bar, numbers, curve), title=self.title, title_align="left")
-
-    def _left(self, progress: RunProgress) -> str:
-        """From the rounds since the first one seen: that one also paid for starting up."""
-        done = progress.round - self.start[0]
-        if not done:
-            return ""
-        seconds = (progress.seconds - self.start[1]) / done * (progress.rounds - progress.round)
-        return duration(seconds)
 
 
 def counted(items: Collection[T], what: str) -> Iterator[T]:
@@ -162,12 +212,37 @@ def headline(experiment: Experiment, folder: Path, round: int) -> str:
     names = {part: to_dict(getattr(experiment, part))["is"] for part in ("algorithm", "data", "model", "partition")}
     place = experiment.execution
     engine = place.engine + (f" x{place.workers}" if place.engine == "workers" else "")
-    where = f"{place.device} {place.precision}, {engine}"
+    where = f"{place.device} {place.precision}, {engine}" + ", compiled" * (place.compile is True)
     again = f", from round {round}" if round else ""
     return (
         f"{names['algorithm']} on {names['data']} ({names['partition']}, {experiment.clients} clients), "
         f"{names['model']}, {where} -> {folder}{again}"
     )
+
+
+def settings_line(experiments: Sequence[Experiment]) -> str:
+    """What decides most on a result, as it is typed; of experiments that differ in it, all values."""
+    from ..config import to_dict
+
+    def words(experiment: Experiment) -> dict[str, object]:
+        cohort = {name: value for name, value in to_dict(experiment.cohort).items() if name != "is"}
+        chosen = next(iter(cohort.values())) if len(cohort) == 1 else to_dict(experiment.cohort)["is"]
+        local = experiment.local
+        rate = {"local.epochs": local.epochs} if local.steps is None else {"local.steps": local.steps}
+        return {
+            "model": to_dict(experiment.model)["is"],
+            "rounds": experiment.rounds,
+            "clients": experiment.clients,
+            "cohort": chosen,
+            **rate,
+            "local.lr": local.lr,
+        }
+
+    found: dict[str, dict[object, None]] = {}
+    for experiment in experiments:
+        for name, value in words(experiment).items():
+            found.setdefault(name, {})[value] = None
+    return " ".join(f"{name}={','.join(map(str, values))}" for name, values in found.items())
 
 
 def sparkline(values: list[float], width: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -14,10 +14,11 @@ from ..core.check import Check
 from ..core.cohort import Everyone
 from ..core.engine import Engine, Job, Reply
 from ..core.errors import RunFailed
-from ..core.evaluate import Evaluate, total
+from ..core.evaluate import Evaluate, personal_evaluations, total
 from ..core.files import remove
 from ..core.format import percent
 from ..core.ledger import Entry, Ledger
+from ..core.measures import LOWER_IS_BETTER, MEASURES, best_round, each_class, measured, pooled_scores
 from ..core.policy import EVERY_REPLY
 from ..core.replies import Replies, ask
 from ..core.rng import key
@@ -29,12 +30,17 @@ from ..experiment import Experiment
 from ..privacy.report import Disclosure
 from ..runs.checkpoints import Checkpoint
 from ..runs.folder import RunFolder
+from ..runs.measures import validated
 from ..runs.read import Result, summary, summary_statistics
-from ..runs.rounds import Rounds
-from ..runs.tables import GrowingTable
+from ..runs.rounds import Rounds, stage_names
+from ..runs.tables import METRICS, GrowingTable, read
 from ..runs.transcript import Recording
 
 STOP = "stop"  # a file of this name in its folder asks a run to end after the round it is in
+
+
+class Enough(Exception):
+    """Validation has not got better for as long as `evaluate.patience` allows."""
 
 
 class Stopped(RunFailed):
@@ -54,6 +60,7 @@ class Progress:
     seconds: float  # of the whole run so far
     trained: int = 0  # rounds of training among those that are done
     training: int = 0  # and in all
+    stage: str = ""  # what the round did, where it did not train the model
 
 
 class Watcher(Protocol):
@@ -68,6 +75,9 @@ class Watcher(Protocol):
 
     def note(self, text: str) -> None:
         pass
+
+    def phase(self, name: str, done: int, total: int) -> None:
+        """What is under way besides clients' work; total is 0 where nobody knows it."""
 
 
 class Nobody(Watcher):
@@ -99,7 +109,7 @@ class Recorder:
         self.folder, self.experiment, self.start, self.watcher = folder, experiment, start, watcher
         self.engine = engine
         self.rounds = len(experiment.timetable())
-        self.counts = Rounds.of(experiment.timetable())
+        self.counts, self.stages = Rounds.of(experiment.timetable()), stage_names(experiment.timetable())
         self.metrics, table = folder.tables()
         for each in (self.metrics, table):
             each.cut(start.round)
@@ -120,8 +130,10 @@ class Recorder:
         self.clock.answered(server.round)
         self.metrics.add(setbacks(server.round, replies))
         self.bytes.book(job, replies, server.round)
-        self.evaluation.of_global(server, job)
-        for evaluation, cohort, found in self.evaluation.of_personal(server, job):
+        of = self.evaluation
+        for evaluation, cohort, found in chain(
+            of.of_validation(server, job), of.of_global(server, job), of.of_personal(server, job)
+        ):
             self.bytes.book_evaluation(evaluation, cohort, found, server.round)
             self.disclosure.book(evaluation, found)
             self._note(reply_notes(server.round, found))
@@ -130,20 +142,30 @@ class Recorder:
         full = self.transcript.add(job, replies) if self.transcript else ""  # before the checkpoint: no gap if killed
         asked_to_stop = self._stop.exists()
         stops = asked_to_stop or self.disclosure.overspends(server.round + 1) is not None
-        if stops or self.checkpoints.due(server.round):
+        stops = stops or self.evaluation.enough
+        if stops or self.checkpoints.due(server.round) or self.evaluation.best == server.round:
             self._save(server, seconds)
         notes = job.stage.algorithm.notes(replies) if replies else []
         self._note([*notes, *reply_notes(server.round, replies), *([full] if full else [])])
         sent, (accuracy, loss) = self.bytes.ledger, self.evaluation.newest or (None, None)
-        counts = self.counts.trained(server.round), self.counts.total
+        counts = self.counts.trained(server.round), self.counts.total, self.stages[server.round - 1]
         progress = Progress(server.round, self.rounds, accuracy, loss, sent.up, sent.down, seconds, *counts)
         self.folder.log(progress_line(progress))
         self.watcher.round(progress)
+        self.tell_stage(server.round)
+        if self.evaluation.enough:
+            raise Enough
         self.disclosure.refuse(server.round)
         if asked_to_stop:
             remove(self._stop)
             if server.round < self.rounds:
                 raise Stopped(f"stopped after round {server.round} of {self.rounds}, as asked")
+
+    def tell_stage(self, round: int) -> None:
+        """What the round after this one does, where it is something new."""
+        before, *after = ["", *self.stages][round : round + 2]
+        if after and after[0] != (before if round > self.start.round else ""):
+            self.watcher.phase(after[0] or "training", 0, 0)
 
     def _save(self, server: Server, seconds: float) -> None:
         """A checkpoint, and before it all that it stands on."""
@@ -154,18 +176,17 @@ class Recorder:
         grown = self.metrics, self.bytes.table
         for table in grown:
             table.flush()
-        self.checkpoints.save(
-            Checkpoint(
-                server.round,
-                server.state,
-                self.bytes.ledger,
-                seconds,
-                memories=self.memories,
-                transcript=self.transcript.files if self.transcript else {},
-                tables={table.folder.name: table.seal() for table in grown},
-                answers=self.disclosure.answers,
-            )
+        checkpoint = Checkpoint(
+            server.round,
+            server.state,
+            self.bytes.ledger,
+            seconds,
+            memories=self.memories,
+            transcript=self.transcript.files if self.transcript else {},
+            tables={table.folder.name: table.seal() for table in grown},
+            answers=self.disclosure.answers,
         )
+        self.checkpoints.save(checkpoint, self.evaluation.best)
 
     def _note(self, notes: list[str]) -> None:
         for note in notes:
@@ -215,17 +236,61 @@ class Evaluations:
         self.backdoor, self.rounds = backdoor, len(experiment.timetable())
         self.counts = Rounds.of(experiment.timetable())
         self.newest: tuple[float, float] | None = None  # accuracy and loss of the global model
+        self.detailed = experiment.evaluate.measures == "all"
+        known = read(metrics.folder, metrics.schema) if experiment.evaluate.validation else METRICS.empty_table()
+        self.watched = validated(known, experiment.evaluate.watch)  # round -> what decides which round is best
 
-    def of_global(self, server: Server, job: Job) -> None:
+    @property
+    def best(self) -> int | None:
+        """The round with the best validation so far."""
+        return best_round(self.experiment.evaluate.watch, self.watched)
+
+    @property
+    def enough(self) -> bool:
+        """Whether so many evaluations on validation images were no better."""
+        patience, best = self.experiment.evaluate.patience, self.best
+        return bool(patience) and best is not None and sum(round > best for round in self.watched) >= patience
+
+    def of_validation(self, server: Server, job: Job) -> Iterator[tuple[Job, Sequence[int], Replies]]:
+        """The model that clients start from, on images that none of them trains on and no test set has."""
+        asked = self.experiment.evaluate
+        if not asked.validation or not self._is_due(server.round, asked.every):
+            return
+        if not self.counts.trained(server.round):
+            return
+        detailed = asked.watch not in ("accuracy", "loss")
+        cohort, replies, order = self._ask(
+            server, job, Evaluate(job.stage.algorithm, detailed=detailed, validation=True)
+        )
+        yield order, cohort, replies
+        if found := [r.upload for r in replies if int(r.upload.examples)]:
+            value = measured(found)[asked.watch]
+            self.metrics.add([(server.round, None, "validation", "", "examples", asked.watch, value)])
+            self.watched[server.round] = value
+
+    def _ask(self, server: Server, job: Job, errand: Evaluate, **how: Any) -> tuple[Sequence[int], Replies, Job]:
+        """Everyone's answers to an errand."""
+        turn = Turn(job.stage.errand(errand, **how), job.at, job.since)
+        asked = replace(job_of(server, turn, job.seed), shared=job.shared)
+        cohort = Everyone()(server.population, key(job.seed, "evaluation"))
+        replies, _ = ask(self.engine, server, asked, cohort, EVERY_REPLY, self.check)
+        return cohort, replies, asked
+
+    def of_global(self, server: Server, job: Job) -> Iterator[Any]:
+        """Asks nobody: the server has the pooled test set."""
         asked = self.experiment.evaluate
         trained = self.counts.trained(server.round)
         closes = trained > max(0, self.counts.total - asked.closing)
         if closes or self._is_due(server.round, asked.every):
             self.newest = self._of_global(server, job)
+        return iter(())
 
     def _is_due(self, round: int, every: int) -> bool:
         """After the last round, and `every` so many rounds of training; a preparation has a count of its own."""
-        return round == self.rounds or _due(self.counts.trained(round) or round, every)
+        return self._is_last(round) or _due(self.counts.trained(round) or round, every)
+
+    def _is_last(self, round: int) -> bool:
+        return round == self.rounds or self.enough
 
     def _of_global(self, server: Server, job: Job) -> tuple[float, float] | None:
         """None when clients keep a part of the model."""
@@ -233,10 +298,13 @@ class Evaluations:
         whole = server.net.initial_weights()
         if {path for path, _ in model.paths()} != {path for path, _ in whole.paths()}:
             return None
-        score = total(self.engine.measure(model))
-        accuracy, loss = (float(score[name]) / int(score.examples) for name in ("correct", "loss"))
+        score = total(self.engine.measure(model, self.detailed))
+        found = measured([score])
+        accuracy, loss = found["accuracy"], found["loss"]
         where = server.round, None, "pooled test", "global", "examples"
-        self.metrics.add([(*where, "accuracy", accuracy), (*where, "loss", loss)])
+        self.metrics.add((*where, name, value) for name, value in found.items())
+        if self.detailed and self._is_last(server.round):
+            self.metrics.add((*where, name, value) for name, value in each_class(score).items())
         if self.backdoor is not None:
             self.metrics.add([(*where, "backdoor", self.backdoor(model))])
         return accuracy, loss
@@ -245,17 +313,10 @@ class Evaluations:
         """Every client's personal model, before or after local training: what is asked of whom, and the answers."""
         if not self._is_due(server.round, self.experiment.evaluate.personal_every):
             return
-        wanted, algorithm, local = self.experiment.evaluate.personal, job.stage.algorithm, self.experiment.local
-        for name in algorithm.evaluated_as:
-            if name.startswith("personal") and wanted != "both" and not name.endswith(wanted):
-                continue
-            trained = name == "personal after"
-            epochs = algorithm.closing_epochs(local.epochs)
-            how = dict(epochs=epochs, steps=local.steps) if trained else dict(epochs=0, steps=None)
-            stage = job.stage.errand(Evaluate(base=algorithm), **how)
-            asked = replace(job_of(server, Turn(stage, job.at, job.since), job.seed), shared=job.shared)
-            cohort = Everyone()(server.population, key(job.seed, "evaluation"))
-            replies, _ = ask(self.engine, server, asked, cohort, EVERY_REPLY, self.check)
+        algorithm, local = job.stage.algorithm, self.experiment.local
+        wanted = self.experiment.evaluate.personal
+        for name, how in personal_evaluations(algorithm, wanted, local.epochs, local.steps):
+            cohort, replies, asked = self._ask(server, job, Evaluate(algorithm, detailed=self.detailed), **how)
             yield asked, cohort, replies
             if replies:
                 self._book_personal(server.round, name, replies)
@@ -264,14 +325,25 @@ class Evaluations:
         found = {r.client: r.upload for r in replies if int(r.upload.examples)}
         if not found:  # the pooled test set may be all there is to test on
             return
-        accuracies = {client: int(s.correct) / int(s.examples) for client, s in found.items()}
+        by_client = {client: measured([score]) for client, score in found.items()}
         where = round, None, "client test", name, "clients"
-        summary = summary_statistics(list(accuracies.values()))
-        losses = [float(s.loss) / int(s.examples) for s in found.values()]
-        self.metrics.add((*where, f"accuracy_{key}", value) for key, value in summary.items())
+        losses = [each["loss"] for each in by_client.values()]
+        for measure in [each for each in MEASURES if each != "loss"]:
+            if values := [each[measure] for each in by_client.values() if measure in each]:
+                summary = summary_statistics(values, lowest=measure in LOWER_IS_BETTER)
+                self.metrics.add((*where, f"{measure}_{key}", value) for key, value in summary.items())
         self.metrics.add([(*where, "loss_mean", sum(losses) / len(losses))])
         each = "client test", name, "examples"
-        self.metrics.add((round, client, *each, "accuracy", value) for client, value in accuracies.items())
+        for client, measures in by_client.items():
+            kept = {measure: value for measure, value in measures.items() if measure != "loss"}
+            if self.detailed:
+                kept |= each_class(found[client], confusion=False)
+            self.metrics.add((round, client, *each, measure, value) for measure, value in kept.items())
+        if self.detailed:
+            pooled = pooled_scores([*found.values()])
+            rows = measured([pooled]) | each_class(pooled)
+            new = (row for row in rows.items() if row[0] not in ("accuracy", "loss"))  # means over clients are there
+            self.metrics.add((round, None, *each, measure, value) for measure, value in new)
 
 
 class RoundClock:
@@ -313,8 +385,8 @@ class Checkpoints:
         often = any(_due(round, every) for every in (self.asked.checkpoint, self.asked.keep))
         return often or round == self.last or round in self.ends
 
-    def save(self, checkpoint: Checkpoint) -> None:
-        self.folder.save(checkpoint, self.asked.keep, self.ends)
+    def save(self, checkpoint: Checkpoint, best: int | None) -> None:
+        self.folder.save(checkpoint, self.asked.keep, self.ends | ({best} if best else set()))
 
 
 def setbacks(round: int, answers: Replies) -> Iterator[tuple[Any, ...]]:
@@ -346,4 +418,5 @@ def progress_line(progress: Progress) -> str:
         "" if progress.accuracy is None else f"  accuracy {percent(progress.accuracy, 2)}  loss {progress.loss:.4f}"
     )
     traffic = f"  up {progress.bytes_up / 1e6:.1f} MB  down {progress.bytes_down / 1e6:.1f} MB"
-    return f"round {progress.round}/{progress.rounds}{accuracy}{traffic}  {progress.seconds:.1f} s"
+    stage = f" ({progress.stage})" if progress.stage else ""
+    return f"round {progress.round}/{progress.rounds}{stage}{accuracy}{traffic}  {progress.seconds:.1f} s"

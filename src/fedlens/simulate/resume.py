@@ -8,6 +8,7 @@ from pathlib import Path
 
 from .. import config
 from ..core.errors import BadInput
+from ..core.phases import heard_by
 from ..experiment import Execution, Experiment
 from ..privacy.report import Disclosure
 from ..runs.folder import RunFolder, code_hash, config_hash
@@ -23,6 +24,11 @@ def resume(path: str | Path, words: Sequence[str] = (), *, watcher: Watcher | No
 
     Words such as data.path=PLACE say where its files are now, which the run remembers.
     """
+    with heard_by(watcher.phase if watcher else None):
+        return _resumed(path, words, watcher or Nobody())
+
+
+def _resumed(path: str | Path, words: Sequence[str], watcher: Watcher) -> Result:
     mended = RunFolder(path).mend()
     folder = RunFolder.open(path)
     pointed, others = pointers(config.read(folder.config), words)
@@ -41,8 +47,12 @@ def resume(path: str | Path, words: Sequence[str] = (), *, watcher: Watcher | No
         _same_path(began, experiment, done, folder.path)
         if (before := folder.result()) and done == len(experiment.timetable()):
             if pointed:
-                check_origin(folder, experiment, experiment.data.load())
+                check_origin(folder, experiment, experiment.images())
                 point(folder, pointed)
+            if checkpoint:
+                folder.mend_tables(checkpoint)
+            for note in [*mended, *notes]:
+                watcher.note(note)
             return Result.stored({**before, "run": str(folder.path)})  # it may have been moved
         # All that can be refused is, before anything is written.
         ready = checked(experiment)
@@ -50,7 +60,7 @@ def resume(path: str | Path, words: Sequence[str] = (), *, watcher: Watcher | No
         spent = folder.path / "privacy.json", experiment.timetable(), experiment.clients, experiment.seed
         Disclosure(*spent).refuse(done)
         point(folder, pointed)
-        return carry_on(folder, experiment, ready, checkpoint, [*mended, *notes], watcher or Nobody())
+        return carry_on(folder, experiment, ready, checkpoint, [*mended, *notes], watcher)
 
 
 _MOVABLE = [each.name for each in fields(Execution) if each.name not in Execution.FIXED]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from ..core.errors import BadInput
 from ..core.ledger import Ledger
 from ..core.memories import GIB, Memories
 from ..core.network import Network
+from ..core.phases import heard_by
 from ..core.run import run as run_rounds
 from ..core.tree import Tree
 from ..data import Images, Split
@@ -34,23 +35,33 @@ from ..robust.faults import Faulty
 from ..runs.checkpoints import Checkpoint
 from ..runs.figure import draw_run
 from ..runs.folder import RunFolder, config_hash, passport
-from ..runs.places import remember
+from ..runs.labels import label
+from ..runs.places import located, remember
 from ..runs.read import Result
+from ..runs.start import with_run_weights
 from ..runs.trackers import check as check_trackers
 from ..runs.trackers import tracked
 from . import checks as scope
-from .recorder import Nobody, Parts, Recorder, Stopped, Watcher
+from .recorder import Enough, Nobody, Parts, Recorder, Stopped, Watcher
+from .settle import note_compiling, settled
 from .timing import clock_of
 
 
-def run(experiment: Experiment | None = None, *, watcher: Watcher | None = None) -> Result:
-    """From the beginning, into a new folder."""
-    experiment = config.check(experiment or Experiment()).resolved()
+def run(experiment: Experiment | None = None, *, watcher: Watcher | None = None, tags: Sequence[str] = ()) -> Result:
+    """From the beginning, into a new folder; `tags` are words to find it by."""
+    with heard_by(watcher.phase if watcher else None):
+        ready = with_run_weights(config.check(experiment or Experiment())).resolved()
+        return _begun(ready, watcher or Nobody(), tags)
+
+
+def _begun(experiment: Experiment, watcher: Watcher, tags: Sequence[str]) -> Result:
     ready = checked(experiment)
+    experiment, said = settled(experiment, ready.net, ready.federation)
     folder = RunFolder.create(experiment)
     with folder.locked():
         try:
-            return carry_on(folder, experiment, ready, None, [], watcher or Nobody())
+            label(folder.path, tags=tags)
+            return carry_on(folder, experiment, ready, None, said, watcher)
         except BadInput:
             folder.withdraw()
             raise
@@ -80,7 +91,7 @@ def checked(experiment: Experiment) -> RunInputs:
 
 def inputs(experiment: Experiment) -> RunInputs:
     """What a run works with, made once."""
-    images = experiment.data.load()
+    experiment, images = with_run_weights(experiment), experiment.images()
     if experiment.local.batch_size > len(images.train):
         raise BadInput(f"local.batch_size is {experiment.local.batch_size}, but there are {len(images.train)} images")
     with threads(1):  # as the rounds have: first weights may depend on the number
@@ -88,6 +99,11 @@ def inputs(experiment: Experiment) -> RunInputs:
     federation, split = experiment.federation(images)
     check_pool(federation, images)
     return RunInputs(images, federation, split, net, public_images(experiment))
+
+
+def weight_notes(net: Network) -> tuple[str, ...]:
+    """What became of the weights that a network begins with."""
+    return getattr(net.module, "notes", ())
 
 
 def check_pool(federation: Federation, images: Images) -> None:
@@ -113,6 +129,7 @@ def carry_on(
     if not (folder.path / "passport.json").exists():
         card |= remember(folder, experiment)
         folder.register(card, split, label_counts(federation, len(images.classes)))
+    experiment = located(folder, experiment)
     folder.unsynced.durable = experiment.execution.durable
     folder.unsynced.mkdir(folder.memories)
     folder.tidy(start)
@@ -120,7 +137,7 @@ def carry_on(
     tracking = tracked(watcher, experiment, folder.path, start.round)
     with _last_words(folder) as began, threads(1), matmuls(experiment.execution.precision), tracking as watcher:
         net, federation = net.to(experiment.execution.device), to_device(experiment, federation)
-        engine = _engine(experiment, net, federation, folder, start)
+        made = engine = _engine(experiment, net, federation, folder, start)
         engine.heard = watcher.clients
         timed = Timed(engine, experiment.execution.device)
         engine, attack, devices = timed, experiment.attack, experiment.execution.devices
@@ -140,10 +157,11 @@ def carry_on(
             if config_hash(config.read(folder.config)) != config_hash(experiment):
                 folder.change(experiment)  # a later resume aims for the new rounds and budget, too
             began.append(True)
-            result = session(recorder, asked, net, [*notes, *split.notes], auxiliary, check)
+            result = session(recorder, asked, net, [*notes, *weight_notes(net), *split.notes], auxiliary, check)
+            note_compiling(experiment, made)
         finally:
             engine.close()
-    if experiment.execution.picture:
+    if experiment.execution.picture and folder.has_all_rows:
         draw_run(folder, folder.figures / "run")
     return result
 
@@ -162,19 +180,22 @@ def session(
     if start.round < (first := recorder.counts.preparation):
         notes = [*notes, f"rounds 1 to {first} prepare training, and are counted in no curve, mean or target"]
     recorder.watcher.begin(experiment, recorder.folder.path, notes, start.round, recorder.rounds)
-    run_rounds(
-        experiment.algorithm,
-        net,
-        engine,
-        experiment.plan,
-        seed=experiment.seed,
-        auxiliary=auxiliary,
-        state=start.state.map(lambda leaf: leaf.to(experiment.execution.device)),
-        round=start.round,
-        observe=recorder,
-        policy=experiment.policy,
-        check=check,
-    )
+    recorder.tell_stage(start.round)
+    if not recorder.evaluation.enough:  # it ended early, and was cut off before it could say so
+        with suppress(Enough):
+            run_rounds(
+                experiment.algorithm,
+                net,
+                engine,
+                experiment.plan,
+                seed=experiment.seed,
+                auxiliary=auxiliary,
+                state=start.state.map(lambda leaf: leaf.to(experiment.execution.device)),
+                round=start.round,
+                observe=recorder,
+                policy=experiment.policy,
+                check=check,
+            )
     return recorder.conclude()
 
 

@@ -48,7 +48,7 @@ def timing(path: str | Path, devices: Devices) -> Timing:
     if (counts := label_counts(folder)) is None:
         raise BadInput(f"{folder.path} is incomplete: label_counts.json is missing")
     sizes = [sum(row) for row in counts]
-    clock = clock_of(experiment, experiment.data.load(), sizes, devices)
+    clock = clock_of(experiment, experiment.images(), sizes, devices)
     entries: dict[int, list[Entry]] = defaultdict(list)
     for row in folder.bytes().to_pylist():
         entries[row["round"]].append(Entry(**row))

@@ -1,0 +1,63 @@
+"""All measures of a run, read back from its tables: at its end, by class, by client, and of the best round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..core.measures import BY_CLASS, MEASURES, best_round
+from .rounds import Rounds
+
+POOLED = "examples"  # the weighting of a number over all test images, whoever owns them
+
+
+def validated(metrics: pa.Table, watch: str) -> dict[int, float]:
+    """Round -> what decides which round is best, on validation images."""
+    rows = metrics.filter((pc.field("split") == "validation") & (pc.field("metric") == watch))
+    return dict(zip(rows["round"].to_pylist(), rows["value"].to_pylist(), strict=True))
+
+
+def best_of(metrics: pa.Table, watch: str, counts: Rounds) -> dict[str, float] | None:
+    """The round of the best validation with its value there, and the accuracy of its global model on test images."""
+    values = validated(metrics, watch)
+    if (best := best_round(watch, values)) is None:
+        return None
+    found = {"round": best, "training_round": counts.trained(best), f"validation_{watch}": values[best]}
+    here = pc.field("round") == best
+    test = metrics.filter(here & (pc.field("model") == "global") & (pc.field("split") == "pooled test"))
+    at = dict(zip(test["metric"].to_pylist(), test["value"].to_pylist(), strict=True))
+    return found | {name: at[name] for name in MEASURES if name in at}
+
+
+def closing(rows: Iterable[Mapping[str, Any]], end: int) -> dict[str, dict[str, float]]:
+    """Model -> measure -> value over all test images, after the last round; by class as sensitivity/3."""
+    found: dict[str, dict[str, float]] = {}
+    for row in rows:
+        if (
+            row["round"] == end
+            and row["client"] is None
+            and row["weighting"] == POOLED
+            and row["split"] != "validation"
+        ):
+            name = row["metric"]
+            if not name.startswith("confusion/") and name.partition("/")[0] in (*MEASURES, *BY_CLASS):
+                found.setdefault(row["model"], {})[name] = row["value"]
+    return {model: values for model, values in found.items() if "balanced_accuracy" in values}
+
+
+def confusion(metrics: pa.Table, model: str, classes: int) -> list[list[int]] | None:
+    """[truth][prediction] counts over all test images, at the last evaluation of every class; None: there was none."""
+    table = metrics.filter(pc.field("client").is_null() & (pc.field("model") == model))
+    rows = [row for row in table.to_pylist() if row["metric"].startswith("confusion/")]
+    if not rows:
+        return None
+    last = max(row["round"] for row in rows)
+    counts = [[0] * classes for _ in range(classes)]
+    for row in rows:
+        if row["round"] == last:
+            truth, predicted = map(int, row["metric"].split("/")[1:])
+            counts[truth][predicted] = int(row["value"])
+    return counts
