@@ -1,18 +1,17 @@
+import gc
 import os
 import subprocess
 from dataclasses import replace
 
 # Before torch is imported anywhere: some CPUs advertise matrix instructions that crash.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+os.environ.pop("COLUMNS", None)  # xdist gives its workers a width; commands that write into files have none
 
 import pytest
-import torch
 
-from fedlens.data.sources.small import Mnist, Mnist5k
-from fedlens.engines import workers
-from fedlens.plots import style
-from forks import Nursery, forked_workers
+from forks import Nursery, forked_workers, one_command_line
 
+# Nothing here imports torch before a test runs: the process that only hands tests out would wait for it, too.
 pytest.register_assert_rewrite("baselines", "personal", "small", "terms", "textbook", "traces")
 
 
@@ -30,8 +29,15 @@ KEPT = (  # the oracles of these last four
 )
 
 
+TRACED = ("test_hostile", "test_wire", "test_engines_agree", "test_residency", "test_mutants")
+
+
 def pytest_collection_modifyitems(items):
-    """Folders and files that need more than Python have a marker, so that one can leave them out."""
+    """Folders and files that need more than Python have a marker, so that one can leave them out.
+
+    Those that compare with the runs of traces.py come first: one process makes each of these runs once.
+    """
+    items.sort(key=lambda item: item.path.stem not in TRACED)
     for item in items:
         file, name = item.path.stem, item.originalname
         if (file in THOROUGH or name in THOROUGH or file.endswith("_readings")) and name not in KEPT:
@@ -44,32 +50,47 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(marker)
 
 
+def pytest_collection_finish():
+    """What was imported stays: garbage is looked for in what tests make."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread():
+    import torch
+
     torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _forks():
-    """Worker processes are forks: each would import torch for two seconds."""
+    """Worker processes are forks: each would import torch for two seconds. Commands are put together once."""
     forked_workers()
+    one_command_line()
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _no_pdf():
     """Figures as PNG and SVG: a third kind is drawn where all three are compared."""
+    from fedlens.plots import style
+
     del style.KINDS[".pdf"]
 
 
 @pytest.fixture
 def every_kind(monkeypatch):
     """Figures in all kinds."""
+    from fedlens.plots import style
+
     monkeypatch.setitem(style.KINDS, ".pdf", {"CreationDate": None})
 
 
 @pytest.fixture
 def whole_processes(monkeypatch):
     """Worker processes as users have them."""
+    from fedlens.engines import workers
+
     monkeypatch.setattr(workers, "subprocess", subprocess)
 
 
@@ -83,7 +104,10 @@ def _cache(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def fewer_images(tmp_path_factory):
-    """Every fourth image of the digits and of clothing, in a cache of their own."""
+    """Every fourth image of the digits and of clothing, some of CIFAR-10's last file, in a cache of their own."""
+    from fedlens.data.images import Decoded
+    from fedlens.data.sources.small import Cifar10, Mnist, Mnist5k
+
     with pytest.MonkeyPatch.context() as patch:
         for kind in (Mnist5k, Mnist):
 
@@ -92,6 +116,12 @@ def fewer_images(tmp_path_factory):
                 return replace(found, train=found.train[::4], test=found.test[::4])
 
             patch.setattr(kind, "_read", read)
+
+        def some(self, files, read):
+            x, y = read(files[-1], "labels")
+            return Decoded.parts((x[::10], y[::10]), (x[5::40], y[5::40]), self.classes)
+
+        patch.setattr(Cifar10, "_read", some)
         patch.setenv("FEDLENS_CACHE", str(tmp_path_factory.getbasetemp() / "fewer"))
         yield
 

@@ -151,6 +151,22 @@ def forked_workers() -> None:
     workers.subprocess = Processes()
 
 
+def one_command_line() -> None:
+    """Typer puts the commands together at each call, of which a user's process has one."""
+    import typer.main
+    import typer.testing
+
+    whole, kept = typer.main.get_command, {}
+
+    def get_command(app):
+        names = (id(app), *(id(one) for one in (*app.registered_commands, *app.registered_groups)))
+        if names not in kept:
+            kept[names] = whole(app)
+        return kept[names]
+
+    typer.main.get_command = typer.testing._get_command = get_command
+
+
 def one_step_a_client() -> None:
     """Runs of a program that take little: no workers and no picture."""
     from dataclasses import replace
@@ -181,6 +197,7 @@ def carried_out(order: dict) -> int:
             one_step_a_client()
         sys.argv = [order["program"] or "fedlens", *order["words"]]
         if order["program"]:
+            sys.path.insert(0, str(Path(order["program"]).resolve().parent))  # as Python does
             runpy.run_path(order["program"], run_name="__main__")
         else:
             main()
@@ -197,14 +214,19 @@ def serve() -> None:
     import gc
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit that it is ignored
+    import typer.main
+
     import fedlens.cli.main
     import fedlens.runs.diff
     import fedlens.simulate.describe
     import fedlens.simulate.progress
-    import fedlens.simulate.run  # noqa: F401
+    import fedlens.simulate.run
 
-    with contextlib.suppress(ImportError):
-        import pandas  # noqa: F401  pyarrow would, each time
+    with contextlib.suppress(ImportError):  # what several commands would import, each time
+        import pandas  # noqa: F401
+        import torch._dynamo  # noqa: F401
+    one_command_line()
+    typer.main.get_command(fedlens.cli.main.app)
     gc.freeze()  # what is shared with the forks stays shared
     for line in sys.stdin:
         order = json.loads(line)

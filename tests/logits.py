@@ -12,7 +12,7 @@ from fedlens.core.algorithm import Client
 from fedlens.core.batches import identity
 from fedlens.core.tree import Tree
 from small import federation
-from textbook import TWO_OF_THREE, World, filled, sgd, statistics, total, vector
+from textbook import TWO_OF_THREE, World, sgd, statistics, total, vector
 
 WORLD = World(TWO_OF_THREE, sizes=(13, 2, 9))  # whoever has two images lacks a class
 
@@ -29,7 +29,7 @@ def plain_loop(world: World, loss: Callable[[Tensor, int, list[int]], Tensor]) -
     for round, cohort in enumerate(world.cohorts):
         p, ends = world.shares(cohort), {}
         for k in cohort:
-            model = filled(world.model(), theta, running).train()
+            model = world.at(theta, running).train()
             optimizer = sgd(world, world.rate(round), model.parameters())
             for x, y, weight in world.batches(round, k):
                 optimizer.zero_grad()

@@ -15,7 +15,6 @@ from textbook import (
     WORLDS,
     Trained,
     World,
-    filled,
     sgd,
     statistics,
     total,
@@ -33,7 +32,7 @@ BACK_AGAIN = World(((0, 1), (1, 2), (0, 2), (0, 1, 2), (1,)))
 
 def with_term(world: World, theta: Tensor, running: Tensor, round: int, k: int, term: Callable[..., Any]) -> Trained:
     """Stochastic gradient descent on the cross-entropy plus term(features of the training pass, x, weight)."""
-    model = filled(world.model(), theta, running).train()
+    model = world.at(theta, running).train()
     optimizer, batches = sgd(world, world.rate(round), model.parameters()), world.batches(round, k)
     for x, y, weight in batches:
         optimizer.zero_grad()
@@ -73,7 +72,7 @@ def moon(
             def term(z, x, weight, k=k, theta=theta, begin=begin, previous=previous):
                 if k not in previous:
                     return extra(z, x, weight)
-                others = [filled(world.model(), theta, begin), filled(world.model(), *previous[k][:2])]
+                others = [world.at(theta, begin), world.at(*previous[k][:2])]
                 with torch.no_grad():
                     z_global, z_previous = (model.eval().features(x) for model in others)
                 terms = contrast(z, z_global, z_previous, temperature)

@@ -417,8 +417,8 @@ def test_every_experiment_survives(tmp_path_factory, experiment):
         ("lr=-1", "local.lr is -1, but it should be greater than 0"),
         ("momentum=1", "local.momentum is 1, but it should be less than 1"),
         ("local=5", "local is 5, but it should have fields such as epochs, steps, batch_size, optimizer, lr, momentum, "
-                    "weight_decay, schedule"),
-        ("augment=flop", "augment is 'flop', but it should be 'none', 'flip' or 'crop_flip'"),
+                    "weight_decay, schedule, class_weights"),
+        ("augment=flop", "augment is 'flop', but it should be 'none', 'flip', 'crop_flip' or 'randaugment'"),
         ("precision=fp16", "precision is 'fp16', but it should be 'auto', 'fp32', 'tf32', 'bf16' or 'fp64'"),
         ("picture=maybe", "picture is 'maybe', but it should be true or false"),
         ("evaluate.targets=0.5,2", "evaluate.targets is ['0.5', '2'], but it should be less than or equal to 1"),
@@ -531,8 +531,10 @@ def test_execution_is_a_section_in_python_and_flat_when_it_is_typed(tmp_path):
 
 
 def test_one_rule_says_what_can_change_a_result():
-    same = Experiment().with_execution(engine="lanes", workers=2, out="x", track=("wandb",), compile=True, keep=3)
+    same = Experiment().with_execution(engine="lanes", workers=2, out="x", track=("wandb",), compile=False, keep=3)
     assert config.science(same) == config.science(Experiment())
+    assert config.science(same.with_execution(compile=True)) == config.science(same) | {"compile": True}
+    assert sentence("compile=perhaps") == "compile is 'perhaps', but it should be true, false or auto"
     assert config.affects_results("precision") and config.affects_results("devices.up")
     assert not config.affects_results("ray.address")
 

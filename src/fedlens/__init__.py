@@ -2,10 +2,11 @@
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from .experiment import Evaluation, Execution, Experiment, LocalTraining
+    from .export.model import Predictions, TrainedModel, load
     from .simulate.resume import resume
     from .simulate.run import Result, run
 
@@ -13,8 +14,21 @@ _PLACES = {
     **dict.fromkeys(("Evaluation", "Execution", "Experiment", "LocalTraining"), "experiment"),
     **dict.fromkeys(("run", "Result"), "simulate.run"),
     "resume": "simulate.resume",
+    **dict.fromkeys(("Predictions", "TrainedModel", "load"), "export.model"),
 }
-__all__ = ["Evaluation", "Execution", "Experiment", "LocalTraining", "Result", "__version__", "resume", "run"]
+__all__ = [
+    "Evaluation",
+    "Execution",
+    "Experiment",
+    "LocalTraining",
+    "Predictions",
+    "Result",
+    "TrainedModel",
+    "__version__",
+    "load",
+    "resume",
+    "run",
+]
 
 
 def __getattr__(name: str) -> Any:

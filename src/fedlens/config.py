@@ -30,7 +30,7 @@ from .core.names import is_text, strangers_may_name
 from .core.optimizer import SCHEDULES, Schedule
 from .core.transform import TRANSFORMS, Transform
 from .core.yaml_dialect import Dumper, parse_yaml, read_yaml
-from .data import DATASETS, PARTITIONS, DataSource, Partition
+from .data import DATASETS, OWN_FILES, PARTITIONS, DataSource, Partition
 from .data.partition.base import ByUser
 from .devices.profiles import DEVICES, Devices
 from .experiment import Execution, Experiment
@@ -88,7 +88,7 @@ def affects_results(key: str) -> bool:
 
 def science(experiment: Experiment) -> dict[str, Any]:
     """All settings that can change a result."""
-    return {key: value for key, value in to_dict(experiment).items() if affects_results(key)}
+    return {k: v for k, v in to_dict(experiment).items() if affects_results(k) and (k, v) not in Execution.UNHASHED}
 
 
 # ---- reading ----
@@ -211,9 +211,8 @@ def resolve(kind: Any, value: Any, path: str = "", default: Any = None) -> Any:
     if typing.get_origin(kind) in (typing.Union, types.UnionType) and types.NoneType in kinds:
         if value is None or (isinstance(value, str) and value.lower() in ("", "none")):
             return None
-        return resolve(
-            functools.reduce(operator.or_, (k for k in kinds if k is not types.NoneType)), value, path, default
-        )
+        given = functools.reduce(operator.or_, (k for k in kinds if k is not types.NoneType))
+        return resolve(given, value, path, default)
     if typing.get_origin(kind) is tuple and kinds[-1] is ...:
         return _parts(kinds[0], value, path) if kinds[0] in REGISTRIES else _scalar(kind, _listed(value), path)
     if kind in REGISTRIES:
@@ -277,8 +276,8 @@ def _shorthand(kind: type, name: Any, path: str) -> tuple[Any, dict[str, Any]]:
         return "custom", {"path": name}
     if kind is Partition and name.endswith(".json"):
         return "file", {"path": name}
-    if kind is DataSource and name.endswith(".npz"):
-        return "npz", {"path": name}
+    if kind is DataSource and (source := OWN_FILES.get(Path(name).suffix.lower())):
+        return source, {"path": name}
     return name, {}
 
 
@@ -430,7 +429,8 @@ def _scalar(kind: Any, value: Any, path: str) -> Any:
         return _adapter(kind).validate_python(value)
     except ValidationError as error:
         what = error.errors()[0]["msg"].replace("Input should", "it should").replace("Value error, ", "")
-        what = re.sub(", (unable to|got a number with) .*", "", what).replace("a valid boolean", "true or false")
+        answer = "true, false or auto" if "auto" in str(kind) else "true or false"
+        what = re.sub(", (unable to|got a number with) .*", "", what).replace("a valid boolean", answer)
         raise BadInput(f"{path} is {brief(value)}, but {what[0].lower()}{what[1:]}") from None
 
 

@@ -5,33 +5,40 @@ from __future__ import annotations
 import os
 import pickle
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from itertools import takewhile
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 import torch
 import torch.nn.functional as F
 from annotated_types import Le
+from torch import nn
 
 from .algorithms import FedAvg, name_of
 from .core.algorithm import Recipe, Stage, chain, disclosures
 from .core.batches import Dataset, Federation
-from .core.cohort import Cohort, Uniform
+from .core.cohort import Cohort, Everyone, Uniform
 from .core.errors import BadInput
 from .core.fields import Count, Momentum, NonNegative, Number, Positive, Share
 from .core.network import Buffers, Network, Precision
-from .core.objective import WEIGHTINGS
+from .core.objective import WEIGHTINGS, ClassWeighted, cross_entropy
 from .core.optimizer import Adam, Optimizer, Schedule, Sgd
 from .core.policy import RoundPolicy
 from .core.rng import key, seeded
 from .core.run import Turn, timetable
 from .core.transform import Transform
 from .data import DATASETS, PARTITIONS, DataSource, Images, Partition, Prepare, Split, federate
+from .data.classes import declared
+from .data.federation import Augment
+from .data.given import GivenData, given_data
+from .data.groups import check_apart
 from .data.images import alike
 from .data.partition.base import parted_users
 from .devices.profiles import Devices
 from .models import MODELS, Model
+from .models.given import given_path
 from .robust.attacks import Attack
 from .robust.defence import Defence
 from .robust.faults import Faults
@@ -41,14 +48,15 @@ from .robust.faults import Faults
 class LocalTraining:
     """What a client does in a round."""
 
-    epochs: Number = 1
-    steps: Count | None = None  # in place of epochs
-    batch_size: Count = 32
-    optimizer: Literal["sgd", "adam"] = "sgd"
-    lr: Positive = 0.01
+    epochs: Number = 1  # epochs of a client in a round
+    steps: Count | None = None  # steps of a client in a round, in place of epochs
+    batch_size: Count = 32  # images of a step
+    optimizer: Literal["sgd", "adam"] = "sgd"  # how clients step
+    lr: Positive = 0.01  # the rate of clients' steps
     momentum: Momentum = 0.9  # of sgd; starts at zero each round
-    weight_decay: NonNegative = 0.0
+    weight_decay: NonNegative = 0.0  # how much weights shrink, times the rate
     schedule: Schedule = Schedule()  # of the rate, over rounds
+    class_weights: Literal["none", "balanced"] = "none"  # balanced: a client's rare classes count more in its loss
 
     @property
     def rule(self) -> Optimizer:
@@ -66,6 +74,10 @@ class Evaluation:
     personal_every: Number = 0  # rounds between evaluations of them; 0: only after the last round
     last: Count = 10  # the closing mean is over this many last evaluations
     targets: tuple[Share, ...] = ()  # accuracies whose first round and bytes are reported
+    measures: Literal["accuracy", "all"] = "accuracy"  # all: balanced accuracy, AUROC, ECE, and each class, too
+    validation: Share = 0.0  # of each client's training images, kept for choosing the best round; 0: none is chosen
+    watch: Literal["accuracy", "loss", "balanced_accuracy", "auroc", "ece"] = "loss"  # on them: decides which is best
+    patience: Number = 0  # evaluations on them without a better one after which the run ends; 0: it never ends early
 
 
 @dataclass(frozen=True)
@@ -77,22 +89,24 @@ class RayCluster:
 
 @dataclass(frozen=True)
 class Execution:
-    """Where and how an experiment is computed, and what is kept of it. Its keys are typed as they are: device=cpu."""
+    """Where and how an experiment is computed, and what is kept of it. Its keys have no prefix: device=cpu."""
 
     # The one rule of what is not science: results depend on none of these settings but
-    AFFECTS_RESULTS: ClassVar = ("devices", "device", "precision")
+    AFFECTS_RESULTS: ClassVar = ("devices", "device", "precision", "compile")
+    # which of these leave a result as it was before they existed, and so a hash,
+    UNHASHED: ClassVar = (("compile", False), ("compile", "auto"), ("classes", []))
     # and a resumed run may change all of them but
-    FIXED: ClassVar = (*AFFECTS_RESULTS, "compile", "transcript", "out")
+    FIXED: ClassVar = (*AFFECTS_RESULTS, "transcript", "out")
 
     devices: Devices | None = None  # what clients run on, for simulated seconds; changes nothing that is learned
-    engine: Literal["auto", "sequential", "workers", "lanes", "ray"] = "auto"
+    engine: Literal["auto", "sequential", "workers", "lanes", "ray"] = "auto"  # all give the same bits
     workers: Number = 0  # processes, or actors of engine=ray; 0: one per core (ray on GPUs: one per GPU)
     ray: RayCluster = RayCluster()
     lanes: Number = 0  # clients side by side on a GPU; 0: as many as fit
-    device: str = "auto"
+    device: str = "auto"  # cpu, cuda or cuda:N
     residency: Literal["auto", "device", "host"] = "auto"  # where images lie; auto: on the GPU when they fit
-    precision: Literal["auto", Precision] = "auto"
-    compile: bool = False  # training passes through torch.compile: worth its half minute in long runs on a GPU
+    precision: Literal["auto", Precision] = "auto"  # of the computation; auto: fp32 on a CPU, bf16 on a GPU
+    compile: bool | Literal["auto"] = "auto"  # training passes through torch.compile; auto: in lanes, where it pays
     memory: Positive = 1.0  # GiB of client memories that each process holds in RAM; the rest is on disk
     checkpoint: Number = 1  # rounds between checkpoints; 0: only after the last round
     keep: Number = 0  # rounds between checkpoints that stay, to look at later; 0: only the last two
@@ -103,28 +117,73 @@ class Execution:
     out: str = ""  # the run's folder; without one: runs/DATA-ALGORITHM-N
 
 
+if TYPE_CHECKING:
+
+    class DataField:
+        """What a program may give as data; what it reads is a data source."""
+
+        def __get__(self, experiment: Any, kind: Any = None) -> DataSource: ...
+        def __set__(self, experiment: Any, value: DataSource | GivenData) -> None: ...
+
+    class ModelField:
+        """The same of a model."""
+
+        def __get__(self, experiment: Any, kind: Any = None) -> Model: ...
+        def __set__(self, experiment: Any, value: Model | nn.Module | Callable[..., nn.Module]) -> None: ...
+else:
+    DataField, ModelField = DataSource, Model
+
+
 @dataclass(frozen=True)
 class Experiment:
-    data: DataSource = DATASETS["mnist5k"]()
+    """Data x partition x model x algorithm x local training x seed, and where it runs: a value that `run` carries out.
+
+    Tensors, arrays, data sets, classes and modules of a program's own work too; docs/python.md lists them.
+    """
+
+    data: DataField = cast(Any, DATASETS["mnist5k"]())  # which images; in Python also tensors and data sets
+    classes: tuple[str, ...] = ()  # those that the run is about, in order; none: those of the data. Data may lack some
     auxiliary: DataSource | None = None  # public data at the server, for methods that need some (feddf, fedaux)
-    partition: Partition = PARTITIONS["dirichlet"]()
-    clients: Count = 20
-    cohort: Cohort = Uniform(5)
-    model: Model = MODELS["cnn"]()
-    algorithm: Recipe = FedAvg()
-    local: LocalTraining = LocalTraining()
-    rounds: Annotated[Count, Le(999_999)] = 20  # six digits in the names of checkpoints
-    weighting: Literal["auto", "samples", "uniform", "batches"] = "auto"  # auto: what the method's paper does
+    partition: Partition = PARTITIONS["dirichlet"]()  # who owns which of them
+    clients: Count = 20  # clients in all
+    cohort: Cohort = Uniform(5)  # who takes part in a round: a number, a share, or everyone
+    model: ModelField = cast(Any, MODELS["cnn"]())  # the network; in Python also a class, a function, a module
+    algorithm: Recipe = FedAvg()  # the method; METHOD/PRESET for one of its presets, METHOD+ft to fine-tune at the end
+    local: LocalTraining = LocalTraining()  # what a client does in a round
+    rounds: Annotated[Count, Le(999_999)] = 20  # rounds of training; names of checkpoints have six digits
+    weighting: Literal["auto", "samples", "uniform", "batches"] = "auto"  # how clients count; auto: as its paper does
     buffers: Buffers = "average"  # running statistics of BatchNorm: averaged, or kept by each client
     uplink: tuple[Transform, ...] = ()  # what is done to uploads, in order
     defences: tuple[Defence, ...] = ()  # what the server does to uploads before it averages them, in order
     attack: Attack | None = None  # hostile clients, in simulation
     policy: RoundPolicy = RoundPolicy()  # whom a round asks, how long it waits, when it counts
     faults: Faults = Faults()  # what goes wrong on the way, in simulation
-    augment: Literal["none", "flip", "crop_flip"] = "none"
-    evaluate: Evaluation = Evaluation()
-    seed: int = 0
-    execution: Execution = Execution()
+    augment: Augment = "none"  # how training images are moved
+    evaluate: Evaluation = Evaluation()  # when models are evaluated, and which
+    seed: int = 0  # of all that is drawn; the same seed gives the same bits
+    execution: Execution = Execution()  # where and how it is computed
+
+    def __post_init__(self):
+        """What a program brings itself becomes a part with a name: tensors and data sets, classes and modules."""
+        for name in ("data", "auxiliary"):
+            value = getattr(self, name)
+            named = isinstance(value, DataSource | str | None) or (isinstance(value, dict) and "is" in value)
+            if not named:
+                object.__setattr__(self, name, given := given_data(value))
+                if name == "data" and (owners := given.owners()):
+                    self._keep_apart(owners)
+        if isinstance(self.model, nn.Module) or (callable(self.model) and not isinstance(self.model, Model)):
+            object.__setattr__(self, "model", MODELS["custom"](path=given_path(self.model)))  # pyright: ignore[reportCallIssue]
+
+    def _keep_apart(self, owners: int) -> None:
+        """Data that came apart by client stay apart where nobody has chosen otherwise."""
+        usual = {each.name: each.default for each in fields(self)}
+        if self.partition is usual["partition"]:
+            object.__setattr__(self, "partition", PARTITIONS["by_user"]())
+            if self.clients == usual["clients"]:
+                object.__setattr__(self, "clients", owners)
+            if self.cohort is usual["cohort"] and owners < self.cohort.size(sys.maxsize):
+                object.__setattr__(self, "cohort", Everyone())
 
     @property
     def plan(self) -> Stage:
@@ -138,17 +197,26 @@ class Experiment:
             epochs=local.epochs,
             steps=local.steps,
             size=local.batch_size,
+            objective=ClassWeighted() if local.class_weights == "balanced" else cross_entropy,
             weighting=WEIGHTINGS.get(self.weighting),
             uplink=self.uplink,
             defences=self.defences,
         )
+
+    def images(self) -> Images:
+        """The data, under the classes that the run declares; refused where there are others."""
+        images = self.data.load(labelled=not self.classes)
+        return declared(images, self.classes) if self.classes else images
 
     def with_execution(self, **changes: Any) -> Experiment:
         """The same experiment, computed otherwise: with_execution(device="cpu", out="runs/again")."""
         return replace(self, execution=replace(self.execution, **changes))
 
     def resolved(self) -> Experiment:
-        """The same experiment with engine, workers, device and precision decided for this machine."""
+        """The same experiment with engine, workers, device and precision decided for this machine.
+
+        compile=auto is decided as well, but in lanes on a GPU: there `simulate` measures whether it pays.
+        """
         where = self.execution
         device, precision, engine = where.device, where.precision, where.engine
         if device == "auto":
@@ -175,7 +243,9 @@ class Experiment:
         if engine == "ray" and device.startswith("cuda:"):
             raise BadInput(f"engine=ray gives every actor a GPU of its own: device=cuda, not {device}")
         workers = workers if engine == "workers" else where.workers if engine == "ray" else 1
-        return self.with_execution(engine=engine, workers=workers, device=device, precision=precision)
+        open_still = where.compile == "auto" and engine == "lanes" and device != "cpu"
+        compiled = where.compile if open_still else where.compile is True
+        return self.with_execution(engine=engine, workers=workers, device=device, precision=precision, compile=compiled)
 
     def _check_accounts(self) -> None:
         """uplink=dp states what it does of the cohorts that are drawn; with trust=aggregator, of everyone's noise."""
@@ -197,9 +267,9 @@ class Experiment:
 
     @property
     def importable(self) -> bool:
-        """Whether another process can import all parts; what a script or a notebook itself defines, it cannot."""
+        """Whether another process can import all parts; a method that a script or a notebook defines, it cannot."""
         try:
-            return b"__main__" not in pickle.dumps(self)
+            return not self.model.lost() and b"__main__" not in pickle.dumps(self)
         except (AttributeError, TypeError, pickle.PicklingError):
             return False
 
@@ -209,8 +279,13 @@ class Experiment:
     def federation(self, images: Images) -> tuple[Federation, Split]:
         """Who owns which images; the same for every method, engine and model."""
         dtype = torch.float64 if self.execution.precision == "fp64" else torch.float32
-        federation, split = federate(images, self.partition, self.clients, self.seed, augment=self.augment, dtype=dtype)
-        found = (*(() if self.data.known else (images.summary, *alike(images.classes))), *parted_users(images, split))
+        how = {"augment": self.augment, "dtype": dtype, "validation": self.evaluate.validation}
+        federation, split = federate(images, self.partition, self.clients, self.seed, **how)
+        check_apart(images, split)
+        found = () if self.data.known else (images.summary, *images.notes, *alike(images.classes))
+        found += parted_users(images, split)
+        if lost := self.model.lost():
+            found += (f"this run cannot be resumed, since its model cannot be found again: {lost}",)
         if self.auxiliary is not None and not self.needs_public_data:
             found += (f"auxiliary is not used: {name_of(self.algorithm)} needs no public data",)
         found += self._start_notes([len(mine) for mine in federation.train.values()])
@@ -258,11 +333,17 @@ class Experiment:
     def public(self, found: Images, images: Images) -> Dataset:
         """The training images of an auxiliary data set, as the network takes the clients' images; on the device."""
         dtype = torch.float64 if self.execution.precision == "fp64" else torch.float32
+        if torch.uint8 not in (found.x.dtype, images.x.dtype) or found.x.dtype != images.x.dtype:
+            raise BadInput("auxiliary and data must both be bytes (uint8): floats have no scale that others share")
         x = resized(found.x[found.train], images.x.shape[1:]).to(self.execution.device)
         border = max(1, x.shape[3] // 8)
         # Moved where a step asks for it by a key, whatever `augment` says of clients' own images.
         prepare = Prepare(images.mean, images.std, border, flip=True, dtype=dtype)
         return Dataset(x, found.y[found.train].to(self.execution.device), prepare)
+
+    def undivided(self) -> Experiment:
+        """The same with all of its data in one hand, as of a party to whom others show none of theirs."""
+        return replace(self, partition=PARTITIONS["iid"](), clients=1)
 
     def network(self, images: Images) -> Network:
         """The model with its first weights, the same for every method and engine."""
@@ -273,7 +354,7 @@ class Experiment:
             module = self.model.build(len(images.classes), channels, height)
         try:
             precision = "fp32" if self.execution.precision == "auto" else self.execution.precision
-            return Network(module, precision, self.buffers, self.execution.compile)
+            return Network(module, precision, self.buffers, self.execution.compile is True)
         except ValueError as error:
             raise BadInput(f"model: {error}") from None
 
@@ -305,7 +386,7 @@ def check_device(device: str) -> None:
 
 def build(experiment: Experiment) -> tuple[Network, Federation]:
     """What an engine needs, built anew from the configuration: in this process or in a worker."""
-    images = experiment.data.load()
+    images = experiment.images()
     net, (federation, _) = experiment.network(images), experiment.federation(images)
     return net.to(experiment.execution.device), to_device(experiment, federation)
 

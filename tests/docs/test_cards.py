@@ -128,7 +128,7 @@ def test_what_leaves_is_what_crossed_in_a_run(name, made, tmp_path):
 
 def test_part_of_delta_is_where_weights_stay(cards):
     part = {name for name in ALGORITHMS if cards.PART in cards.parts_sent(name)[0]}
-    assert part == {"fedas", "fedbabu", "fedper", "fedrep", "lgfedavg", "pse", "spatl"}
+    assert part == {"fedas", "fedbabu", "fedpac", "fedper", "fedrep", "lgfedavg", "pse", "spatl"}
 
 
 def test_a_part_that_nobody_explained_is_named(cards, monkeypatch):

@@ -10,11 +10,14 @@ import shlex
 import shutil
 import sys
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
 from fedlens.cli.main import app
+from fedlens.models import MODELS
 
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md"))]
@@ -29,11 +32,12 @@ HEAVY = {  # methods whose preparations or servers take long: cut short
     "spatl": ("algorithm.episodes=1", "algorithm.adapt_epochs=0"),
     "fedaux": ("algorithm.pretrain_steps=1", "algorithm.steps=1"),
     "feddf": ("algorithm.steps=1",),
-    "fedrep": ("local.steps=none", "local.epochs=2"),
+    **dict.fromkeys(("fedrep", "fedpac"), ("local.steps=none", "local.epochs=2")),
     "finetune": ("algorithm.epochs=1",),
 }
 LOOKS = ("bench", "describe", "recommend", "reproduce", "data")  # they leave nothing behind: once is enough
-PREPARING = ("init", "certs", "server", "node")  # of `fedlens deploy`; the rest needs what test_flower.py starts
+# Of `fedlens deploy`, as its page tells them; from the first node on processes must run.
+DEPLOYING = ("init", "certs", "server", "join", "admit", "admit", "admit", "node", "node", "run", "approve")
 
 
 def blocks(page: str) -> list[tuple[str, str]]:
@@ -52,13 +56,26 @@ def lighter(method: str) -> list[str]:
 
 
 def fewer(words: list[str]) -> list[str]:
-    """Where a method wants everyone, it has them."""
-    return [word for word in FEW if "cohort=everyone" not in words or not word.startswith("cohort=")]
+    """Where a method wants everyone, it has them; sites keep their number and their network, not their images' size."""
+    sites = "data=clients_folder" in words
+    own = ("clients=", "cohort=", "model") if sites else ()
+    own += ("cohort=",) if "cohort=everyone" in words else ()
+    return [*(word for word in FEW if not word.startswith(own or ("-",))), *(["data.size=32"] if sites else [])]
+
+
+def downloaded(word: str) -> str:
+    """Published weights that a page names, as a file that is here: names and shapes are the same."""
+    if not word.startswith("model.weights=timm/"):
+        return word
+    if os.environ.get("FEDLENS_DATA"):
+        return "model.weights=stand-in"
+    torch.save(MODELS["resnet18"]().build(1000, 3, 32).state_dict(), "resnet18.pth")
+    return "model.weights=resnet18.pth"
 
 
 def smaller(words: list[str]) -> list[str]:
     """The words of a fedlens command with less to do."""
-    verb, *rest = words
+    verb, *rest = map(downloaded, words)
     if verb == "run":
         chosen = {re.split("[.=]", word)[0] for word in rest} & {"model", "engine"}
         few = [word for word in fewer(rest) if re.split("[.=]", word)[0] not in chosen]
@@ -73,8 +90,10 @@ def smaller(words: list[str]) -> list[str]:
         # As if it had no more words.
         place = [] if any("=" in word for word in rest) else ["--out", "runs/compare-mnist5k"]
         heavy = [part.replace("algorithm.", f"{name}.") for name in rest for part in lighter(name)]
+        whole = [part for name in rest for part in HEAVY.get(name, ()) if part.startswith("local.")]
         # The last one counts.
-        return [verb, *rest, *heavy, *fewer(rest), "evaluate.last=1", "--processes", "1", "--seeds", "1", *place]
+        few = [*fewer(rest), *whole, "evaluate.last=1"]
+        return [verb, *rest, *heavy, *few, "--processes", "1", "--seeds", "1", *place]
     if verb == "reproduce" and rest and "--dry-run" not in rest:
         return [verb, *rest, "--dry-run"]
     if verb == "explain":
@@ -194,11 +213,40 @@ def test_commands_of_a_deployment(tmp_path, monkeypatch):
     lines = [
         words for _, text in blocks("docs/deploy.md") for words in commands(text) if words[:2] == ["fedlens", "deploy"]
     ]
-    assert [words[2] for words in lines] == [*PREPARING, "run", "status", "stop"]
-    for words in lines[: len(PREPARING)]:
-        if words[2] == "node":
-            shutil.copytree("federation/nodes/0", "node")  # in place of scp
-        fedlens([word for word in words[1:] if word != "--start"])
+    assert [words[2] for words in lines] == [*DEPLOYING, "status", "stop", "export", "stop"]
+    bars(tmp_path / "test", ("covid", "normal", "pneumonia"))
+    shown = next(text for kind, text in blocks("docs/deploy.md") if kind == "yaml")
+    for words in lines[: DEPLOYING.index("run")]:
+        if words[2] == "join":
+            shutil.copy("federation/invitation.json", "invitation.json")  # in place of scp
+        fedlens([word.replace("/data", str(tmp_path)) for word in words[1:] if word != "--start"])
+        if words[2] == "join":
+            decide(tmp_path / "node", shown.replace("/data/scans", str(tmp_path / "test")))
+            for client, owner in enumerate(("alice", "bob", "carol")):
+                if client:
+                    fedlens(["deploy", "join", f"node-{client}", "invitation.json", "--client", str(client)])
+                shutil.copy(f"node-{client}/node.pub" if client else "node/node.pub", f"{owner}.pub")
+
+
+def bars(folder: Path, classes: Sequence[str], count: int = 12, seed: int = 0) -> None:
+    """A folder of small pictures for each class, with a bar at the class's place."""
+    import numpy as np
+    from PIL import Image
+
+    draw = np.random.default_rng(seed)
+    for name in classes:
+        (folder / name).mkdir(parents=True)
+        at = 4 + 8 * sorted({"covid", "normal", "pneumonia"}).index(name)
+        for number in range(count):
+            pixels = draw.integers(0, 120, (32, 32, 3), dtype=np.uint8)
+            pixels[:, at : at + 5] += 100
+            Image.fromarray(pixels).save(folder / name / f"{number}.png")
+
+
+def decide(node: Path, shown: str) -> None:
+    """What the page shows of node.yaml, in the place of the lines that it has."""
+    kept = [line for line in (node / "node.yaml").read_text().splitlines() if not line.startswith("data:")]
+    (node / "node.yaml").write_text("\n".join([*kept, shown]))
 
 
 # ---- the README ------------------------------------------------------------------------------------------------------
@@ -212,13 +260,26 @@ def test_fedprox_is_shown_as_it_is():
 def test_first_screen():
     """What it is, two commands and a picture, before anything else; every claim has a command beside it."""
     text = (ROOT / "README.md").read_text()
-    top = "\n".join(text.splitlines()[:32])
+    lines = text.splitlines()
+    top = "\n".join(lines[:20])
+    assert len(lines) <= 90
     assert "python3 start.py run" in top and "fedlens compare" in top and "](docs/images/" in top
-    claims = text.partition("## Claims")[2].splitlines()
-    rows = [line for line in claims if line.startswith("|")][2:]
-    assert len(rows) > 10 and all(re.search(r"\| `(python3? |fedlens )[^`]+` \|$", row) for row in rows)
+    rows = claims(text.partition("## Five claims")[2])
+    assert len(rows) == 5
+
+
+def test_every_claim_has_its_command():
+    text = (ROOT / "docs/evidence.md").read_text()
+    assert len(claims(text)) > 25
     for path in re.findall(r"(?:tests|benchmarks)/[\w/]+\.py", text):
         assert (ROOT / path).exists(), path
+
+
+def claims(text: str) -> list[str]:
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    rows = [row for row in rows if not row.startswith(("| claim", "| ---"))]
+    assert all(re.search(r"\| `(python3? |fedlens )[^`]+` \|$", row) for row in rows)
+    return rows
 
 
 # ---- the site --------------------------------------------------------------------------------------------------------
@@ -267,7 +328,7 @@ def test_nothing_is_fetched_from_elsewhere(tmp_path):
 
 
 # ---- notebooks -------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("name", ["quickstart", "own_algorithm"])
+@pytest.mark.parametrize("name", ["quickstart", "own_algorithm", "own_module"])
 def test_notebooks_run_from_top_to_bottom(name, tmp_path, nursery):
     """Code cells one after another in one process, as a kernel would; no output is stored with them."""
     notebook = json.loads((ROOT / f"docs/notebooks/{name}.ipynb").read_text("utf-8"))

@@ -20,6 +20,8 @@ from fedlens.explain.runs import chosen, explain_runs
 from fedlens.papers.pse import figures as pse_figures
 from fedlens.papers.pse import tables as pse
 from fedlens.papers.registry import reproducible
+from fedlens.plots.style import pyplot
+from fedlens.report.client_figures import grouped_bars
 from fedlens.runs.folder import RunFolder
 from fedlens.runs.opened import OpenedRun, named, same_split
 from fedlens.runs.read import client_evaluation, fairness
@@ -294,8 +296,9 @@ def test_the_command(runs, tmp_path, capsys):
     assert all(Path(path).stat().st_size > 5_000 for path in said["pictures"])
     drawn = fedlens("explain", runs["fedavg+ft"], runs["pse"], "--clients", "3", "--which", "0,5", "--out", out)
     assert Path(drawn["picture"]).stat().st_size > 5_000
-    for words in (("--clients", "0,1"), ("--methods", "lrp,grad_cam"), ("--round", "1")):
-        with pytest.raises(BadInput, match="one client's models and one method"):
+    one, newest = "one client's models and one method", "by their newest models: without --round and --weights"
+    for words, said in (("--clients", "0,1"), one), (("--methods", "lrp,grad_cam"), one), (("--round", "1"), newest):
+        with pytest.raises(BadInput, match=said):
             fedlens("explain", runs["fedavg+ft"], runs["pse"], *words)
     with pytest.raises(BadInput, match="--which is for several runs"):
         fedlens("explain", runs["pse"], "--which", "0")
@@ -349,3 +352,11 @@ def test_a_run_of_a_gpu_is_opened_on_a_cpu(runs, tmp_path):
     assert (opened.experiment.execution.device, opened.experiment.execution.precision) == ("cpu", "fp32") and len(
         opened.model(0)
     ) == 2
+
+
+def test_bars_say_where_their_axis_is_cut():
+    for low, said in ((90.0, "accuracy, % (axis cut)"), (2.0, "accuracy, %")):
+        figure, axis = pyplot().subplots()
+        grouped_bars(axis, {"task": {"a": low, "b": 95.0, "c": None}}, "accuracy, %")
+        assert axis.get_ylabel() == said and (axis.get_ylim()[0] == 0) == (low == 2)
+        pyplot().close(figure)

@@ -69,6 +69,8 @@ def test_every_cell_is_small_and_said_to_be_another_protocol(out, nothing_here):
         assert some_columns(grid, [], ["x"]) == ["x"]
     real = reproducible()["fedxds/table3"]
     assert reduced(real, out / "quick").titles == {name: f"{name} (here {DIGITS})" for name in real.columns}
+    networks = reduced(reproducible()["spatl/accuracy"], out / "quick").titles
+    assert networks["resnet20"] == f"resnet20 (here {DIGITS})" and networks["vgg11"] == f"vgg11 (here cnn2, {DIGITS})"
 
 
 def test_a_table_and_its_words(out, fedlens, nothing_here):

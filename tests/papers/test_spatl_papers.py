@@ -181,6 +181,14 @@ def test_a_run_that_was_not_looked_at(tmp_path):
 
 
 # ---- clients ---------------------------------------------------------------------------------------------------------
+def test_fine_tuned_rows_have_a_number():
+    """Their run evaluates the models that were fine-tuned, and none before local training."""
+    assert "fedavg+ft" in spatl.METHODS
+    for look in ("before", "fine-tuned"):
+        assert spatl.accuracy_of({"personal": {look: {"mean": 0.5}}}) == 50
+    assert spatl.accuracy_of({"personal": {}}) is None
+
+
 def test_accuracy_of_each_client(out):
     found = told(out, "figure5")
     for row in spatl_figures.METHODS:
@@ -248,7 +256,7 @@ def test_sub_models_against_modules_that_are_really_cut(out):
 @pytest.fixture(scope="module")
 def residual(tmp_path_factory):
     """A network with sums and norms, whose agents judge sub-models with norms of their own."""
-    words = fields(tmp_path_factory.mktemp("data") / "fields.npz", 12, 6)
+    words = fields(tmp_path_factory.mktemp("data") / "fields.npz", 6, 4)
     out, more = (
         tmp_path_factory.mktemp("residual"),
         ("clients=2", "rounds=1", "local.epochs=1", "model=resnet20", "algorithm.episodes=4"),

@@ -10,7 +10,7 @@ import torch
 
 import fedlens
 from fedlens import config
-from fedlens.algorithms import FedAvg, FedSLS, FedXDS, Scaffold
+from fedlens.algorithms import FedAvg, FedSLS, FedXDS, FineTuned, KNNPer, Scaffold
 from fedlens.core.algorithm import Stage
 from fedlens.core.cohort import Uniform
 from fedlens.core.errors import BadInput, RunFailed
@@ -372,6 +372,12 @@ def test_answers_of_errands_are_named(tmp_path):
     said = stated(tmp_path, "fedsls")
     assert said["answers_as_they_are"] == {"MeasureSaliency": ["saliency"], "Evaluate": ["correct", "examples", "loss"]}
     assert said["updates_as_they_are"] == ["SaliencyWeighted"]
+
+
+@pytest.mark.parametrize("recipe", [FineTuned(epochs=1), KNNPer()])
+def test_a_last_stage_that_sends_nothing_is_no_unprotected_update(recipe, tmp_path):
+    simulate.run(experiment(tmp_path, "last", rounds=1, algorithm=recipe, uplink=(ClientPrivacy(),)))
+    assert stated(tmp_path, "last")["updates_as_they_are"] == []
 
 
 @pytest.mark.parametrize("personal", ["both", "none"])

@@ -13,6 +13,7 @@ from torch import Tensor
 from ..core.errors import BadInput
 from ..core.network import Network
 from ..core.tree import Tree
+from ..plots import paper, style
 from .attribute import attribute
 from .inputs import Score, Target
 from .masks import normalised
@@ -21,6 +22,7 @@ USUAL = ("gradient", "integrated_gradients", "smoothgrad", "guided_backprop", "l
 # The flat rule spreads relevance over the first layer's window: right for masks, hard to read on small images.
 READABLE: dict[str, dict[str, Any]] = {"lrp": {"composite": "epsilon_plus"}}
 CELL = 1.1  # inches a side
+_WRONG = "#c00000"
 _LETTER, _LINE = 0.05, 0.115  # inches of the smallest letters: how wide one is, and a line's height
 ASKED: dict[Target, str] = {
     "true": "the true class",
@@ -43,21 +45,36 @@ def explain(
     titles: Sequence[str] | None = None,
     target: Target = "true",
     score: Score = "logit",
+    classes: Sequence[str] | None = None,
 ) -> dict[str, Tensor]:
     """Maps of each image by each method, drawn as a grid of images x methods and returned.
 
     `weights` by name (clients, rounds) give one column for each of them and method. `pictures` are the images as people
     see them, 0 to 1; without them the network's input is stretched to that. `options` are by method, over READABLE.
+    With the names of `classes`, it is said what each model takes an image for, in red where y is another.
     """
     models = {"": weights} if isinstance(weights, Tree) else dict(weights)
     maps: dict[str, Tensor] = {}
+    taken: dict[str, list[tuple[str, bool]]] = {}
     for method in methods:
         for name, model in models.items():
             own = {**READABLE.get(method, {}), **(options or {}).get(method, {})}
             column = f"{name}\n{readable(method)}" if name else readable(method)
             maps[column] = attribute(method, net, model, x, y, target=target, score=score, **own)
-    draw_grid(normalised(x) if pictures is None else pictures, maps, path, titles, asked=ASKED[target])
+            if classes is not None and len(taken) < len(models):  # of one model below the image, of several below a map
+                labels = [(f"taken for {classes[label]}", good) for label, good in predicted(net, model, x, y)]
+                taken[column if name else ""] = labels
+    seen = normalised(x) if pictures is None else pictures
+    draw_grid(seen, maps, path, titles, asked=ASKED[target], taken_for=taken)
     return maps
+
+
+def predicted(net: Network, weights: Tree, x: Tensor, y: Tensor | int | None) -> list[tuple[int, bool]]:
+    """(class, whether it is y) that a model takes each image for."""
+    with torch.no_grad():
+        found = net(weights, x).argmax(1).cpu()
+    truth = found if y is None else torch.as_tensor(y).cpu().expand_as(found)
+    return list(zip(found.tolist(), (found == truth).tolist(), strict=True))
 
 
 def legend(asked: str, *, signed: bool = True, heat: bool = True) -> str:
@@ -74,15 +91,13 @@ def draw_grid(
     titles: Sequence[str] | None = None,
     *,
     asked: str = ASKED["given"],
+    taken_for: Mapping[str, Sequence[tuple[str, bool]]] | None = None,
 ) -> Path:
     """Images [n, c, h, w] (0 to 1) row by row, one column per set of maps; PNG, SVG or PDF by the name of the file.
 
     Maps with colours are summed over them. Signed ones are red and blue, others go from black to yellow; the line below
-    says so, and what the maps were `asked` about.
+    says so, and what the maps were `asked` about. Below a column's pictures stands what they are `taken_for`.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     path = Path(path)
     if path.suffix not in (".png", ".svg", ".pdf"):
         raise BadInput(f"{path.name}: pictures are saved as .png, .svg or .pdf")
@@ -97,13 +112,26 @@ def draw_grid(
     signed = {_method(name) for name, column in maps.items() if is_signed(column)}
     shown = {name: coloured(column, signed=_method(name) in signed) for name, column in maps.items()}
     columns = {"": as_picture(images), **shown}
-    width, margin = CELL * len(columns) + 0.45, 0.45
     kinds = {_method(name) in signed for name in maps}
     said = legend(asked, signed=True in kinds, heat=False in kinds) if maps else ""
-    lines = textwrap.wrap(said, int(width / _LETTER))
-    below = 0.05 + _LINE * len(lines)
-    high, wide = len(images), len(columns)
-    height = CELL * high + margin + below
+    told = f"{said}; in red: what a model is wrong about" if taken_for else said
+    path.parent.mkdir(parents=True, exist_ok=True)
+    style.write(_grid(columns, titles or (), taken_for or {}, told), path)
+    return path
+
+
+def _grid(
+    columns: Mapping[str, Any], titles: Sequence[str], taken_for: Mapping[str, Sequence[tuple[str, bool]]], told: str
+) -> Any:
+    """The figure: a column of pictures under each name, row by row, and a line below."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    high, wide = len(columns[""]), len(columns)
+    width, margin, gap = CELL * wide + 0.45, 0.45, 0.15 if taken_for else 0.04  # of a cell, between rows
+    lines = textwrap.wrap(told, int(width / _LETTER))
+    below = 0.05 + _LINE * (len(lines) + bool(taken_for))
+    height = CELL * (high + gap * (high - 1)) + margin + below
     figure = Figure((width, height), dpi=150)
     FigureCanvasAgg(figure)
     axes = figure.subplots(high, wide, squeeze=False)
@@ -114,13 +142,13 @@ def draw_grid(
             axis.set_xticks([])
             axis.set_yticks([])
             axis.spines[:].set_visible(False)
-    for title, axis in zip(titles or (), axes[:, 0], strict=False):
+        for (label, is_right), axis in zip(taken_for.get(name, ()), line, strict=False):
+            axis.set_xlabel(label, fontsize=6, labelpad=1, color="black" if is_right else _WRONG)
+    for title, axis in zip(titles, axes[:, 0], strict=False):
         axis.set_ylabel(title, fontsize=6)
-    figure.text(0.5, _LINE / 4 / height, "\n".join(lines), ha="center", va="bottom", fontsize=6)
-    figure.subplots_adjust(0.35 / width, below / height, 0.995, 1 - 0.3 / height, 0.04, 0.04)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
-    return path
+    figure.text(0.5, _LINE / 4 / height, "\n".join(lines), ha="center", va="bottom", fontsize=6, gid=paper.CAPTION)
+    figure.subplots_adjust(0.35 / width, below / height, 0.995, 1 - 0.3 / height, 0.04, gap)
+    return figure
 
 
 def readable(method: str) -> str:

@@ -29,7 +29,7 @@ def overview(verdicts: Sequence[Verdict], path: Path) -> Path:
         axis.spines["left"].set_visible(False)
         axis.tick_params(labelsize=8)
     axes[0, 0].legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, fontsize=9)
-    return save(figure, path)
+    return save(figure, path, whole=True)
 
 
 def side_by_side(gallery: Gallery, path: Path, title: str = "") -> Path:
@@ -56,7 +56,7 @@ def grid_of(rows: Mapping[str, Any], path: Path, title: str = "") -> Path:
         line[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9)
     if title:
         figure.suptitle(title, fontsize=8, wrap=True)
-    return save(figure, path)
+    return save(figure, path, whole=True)
 
 
 def over_epsilon(
@@ -81,5 +81,6 @@ def over_epsilon(
     longest = max(curves.values(), key=len)
     axis.set(xlabel=xlabel, ylabel=ylabel, xticks=range(len(longest)))
     axis.set_xticklabels(["none" if x == float("inf") else f"{x:g}" for x in longest])
-    axis.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1.0))  # bands leave no room inside
+    how = {"fontsize": 8, "title": "bands: 95 % intervals", "title_fontsize": 8}
+    axis.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), **how)  # bands leave no room inside
     return save(figure, path)

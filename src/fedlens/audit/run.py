@@ -61,14 +61,27 @@ class Audit:
         return {
             "run": self.run,
             "rounds": self.rounds,
+            "verdict": self.verdict(),
             "verdicts": [verdict.plain() for verdict in self.verdicts],
             "skipped": self.skipped,
             "seconds": round(self.seconds, 1),
         }
 
+    def verdict(self) -> str:
+        """Which attacks learn more than by chance, in one or two sentences."""
+        above = [verdict.attack for verdict in self.verdicts if verdict.is_above_chance]
+        rest = [verdict.attack for verdict in self.verdicts if not verdict.is_above_chance]
+        if not above:
+            return f"No attack of {len(rest)} finds more than chance: {', '.join(rest)}."
+        beside = f" At chance: {', '.join(rest)}." if rest else ""
+        count = f"{len(above)} of {len(self.verdicts)} attacks find more than chance"
+        return f"This run leaks: {count} ({', '.join(above)}).{beside}"
+
     def markdown(self) -> str:
         lines = [
             f"# Audit of {self.run}: {self.rounds} recorded rounds",
+            "",
+            self.verdict(),
             "",
             f"| attack | measure | {' | '.join(LEGEND)} | samples x seeds |",
             "| --- | --- | --- | --- | --- | --- |",
@@ -148,14 +161,15 @@ def prepared(
     precision = "fp64" if experiment.execution.precision == "fp64" else "fp32"
     experiment = experiment.with_execution(device=device, precision=precision, compile=False)
     stages = [stage for stage, _, _ in experiment.timetable()]
-    loaded = experiment.data.load()
+    loaded = experiment.images()
     net, (federation, split) = experiment.network(loaded).to(device), experiment.federation(loaded)
     check_origin(folder, experiment, loaded, split=split.hash)
     federation = federation.to(device)
     run = OpenedRun(folder, experiment, loaded, net, federation)
     checkpoint = run.newest()
     state = checkpoint.state.map(lambda leaf: leaf.to(device))
-    transcript = Transcript(folder.path / "transcript", stages[: checkpoint.round], state, device)
+    whole = len(checkpoint.transcript) if checkpoint.transcript or checkpoint.damaged else None
+    transcript = Transcript(folder.path / "transcript", stages[: checkpoint.round], state, device, whole)
     prior, members = asked_about(transcript, net, federation, loaded, candidates)
     prior = replace(prior, personal=_personal(run, list(prior.candidates)))
     answers = Answers(federation, stages, experiment.seed, members)

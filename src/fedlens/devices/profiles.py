@@ -24,11 +24,11 @@ class Device(NamedTuple):
 class Devices:
     """A population: each client's rates are drawn once, from log-normal distributions around these medians."""
 
-    down: Positive
-    up: Positive
-    latency: NonNegative
-    speed: Positive
-    availability: Annotated[float, Gt(0), Le(1)]
+    down: Positive  # Mbit/s to a client
+    up: Positive  # Mbit/s from a client
+    latency: NonNegative  # seconds there and back
+    speed: Positive  # GFLOP/s in training
+    availability: Annotated[float, Gt(0), Le(1)]  # share of the times that a client answers
     spread: NonNegative = 0.5  # deviation of the rates' logarithms: two thirds of clients within a factor of 1.65
     retry: Positive = 10.0  # seconds until one that did not answer is asked again; an assumption
 

@@ -37,6 +37,6 @@ def tables() -> list[Grid]:
             {name: Row(words) for name, words in ROWS.items()},
             columns,
             tuple(merged_words((*WORDS, "partition.dialect=class")).values()),
-            notes=("FedXDS's exchange gives noised, masked images to all: see docs/privacy.md before choosing it.",),
+            notes=("FedXDS's exchange gives noised, masked images to all; docs/privacy-fedxds.md says more.",),
         )
     ]

@@ -14,10 +14,12 @@ from typing import Any
 
 from ..core.errors import BadInput
 from ..core.files import write_atomic, write_json
+from ..engines.lanes import recordings_kept
 from ..runs.grid import Cell, Grid, Reported, deviation, mean, placement, protocol_name, runs_of, stored
 from ..runs.rounds import Rounds
 from ..simulate.finish import GOES_WRONG, check_start, finish, reason
 from ..simulate.recorder import Watcher
+from ..simulate.settle import settled_alike, with_decision
 from .needs import is_part, lacking
 
 NOT_HERE = "not run here: needs"
@@ -57,13 +59,14 @@ def reproduce(
     if failures and len(failures) == len(asked):  # nothing is written where nothing can begin
         raise BadInput(next(iter(failures.values())))
     table.write()
-    for seed in seeds:
-        for cell in cells:
+    decided = settled_alike(cell.at(out, seed) for cell, seed in asked)
+    with recordings_kept():
+        for cell, seed in asked:
             if seed in table.done[cell.row, cell.column] or (cell.row, cell.column, seed) in failures:
                 continue
             try:
                 with watch() as watcher:
-                    finish(cell.at(out, seed), placement(words), watcher, among=out)
+                    finish(with_decision(cell.at(out, seed), decided), placement(words), watcher, among=out)
             except GOES_WRONG as error:
                 failures[cell.row, cell.column, seed] = reason(error)
             table = replace(table.read(), failures=failures)

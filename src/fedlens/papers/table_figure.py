@@ -30,10 +30,13 @@ def draw(table: PaperTable) -> Path | None:
     figure, axes = pyplot().subplots(high, wide, figsize=size, squeeze=False, sharey=True)
     for axis, column in zip(axes.flat, columns, strict=False):
         for at, row in enumerate(rows):
-            _mark(axis, at, ran[column][row], table.paper(row, column))
+            _mark(axis, at, ran[column][row], table.paper(row, column), "{:.3g}" if counts_rounds(table) else "{:.1f}")
         axis.set(title=table.grid.titles.get(column, column), ylim=(len(rows) - 0.6, -0.8))
         axis.set_yticks(range(len(rows)), rows)
         axis.margins(x=0.08)  # room for the means
+        if counts_rounds(table):
+            axis.set_xlim(left=0)
+            axis.xaxis.get_major_locator().set_params(integer=True)
     for axis in axes.flat[len(columns) :]:
         axis.set_visible(False)
     figure.tight_layout()
@@ -59,7 +62,8 @@ def _over_rows(table: PaperTable, rows: list[str], ran: dict[str, dict[str, list
             if (paper := table.paper(row, column)) is not None:
                 axis.errorbar(x, paper.mean, yerr=paper.std, fmt="D", color=colour, mfc="white", ms=5.5, lw=1)
                 theirs = True
-    axis.set(xlabel=table.grid.about, ylabel="%" if table.grid.measured.endswith("%") else "")
+    percent = table.grid.measured.endswith("%")
+    axis.set(xlabel=table.grid.about, ylabel="accuracy, %" if percent and "accuracy" in table.grid.measured else "")
     axis.set_xticks(at, rows)
     axis.legend(fontsize=8)
     figure.tight_layout()
@@ -78,7 +82,11 @@ def _values(table: PaperTable, rows: Iterable[str], column: str) -> dict[str, li
     return {row: [one.value for one in table.done.get((row, column), {}).values()] for row in rows}
 
 
-def _mark(axis, at: int, values: list[float], paper: Reported | None) -> None:
+def counts_rounds(table: PaperTable) -> bool:
+    return table.grid.measured.startswith("rounds to ")
+
+
+def _mark(axis, at: int, values: list[float], paper: Reported | None, form: str) -> None:
     if paper is not None:
         axis.errorbar(paper.mean, at, xerr=paper.std, fmt="D", color=_GREY, mfc="white", ms=5.5, lw=1, capsize=2)
     axis.plot(values, [at] * len(values), "o", color=COLOURS[0], markersize=6, alpha=0.75)
@@ -87,11 +95,13 @@ def _mark(axis, at: int, values: list[float], paper: Reported | None) -> None:
         return
     if len(values) > 1:
         axis.plot([middle] * 2, [at - 0.2, at + 0.2], color="black", linewidth=1.4)
-    axis.annotate(f"{middle:.1f}", (middle, at), (0, 7), textcoords="offset points", fontsize=8, ha="center")
+    axis.annotate(form.format(middle), (middle, at), (0, 7), textcoords="offset points", fontsize=8, ha="center")
 
 
 def _told(table: PaperTable, columns: Iterable[str], means: str, theirs: bool) -> str:
     parts = [f"{table.grid.name}: {table.grid.measured}.", f"Dots: our runs, one a seed; {means}."]
+    if counts_rounds(table):
+        parts.append("No dot, or no panel: not reached.")
     if theirs:
         parts.append("Diamonds: the paper's numbers and their deviations.")
     shown = [cell for cell in table.shown if cell.column in columns]

@@ -35,9 +35,9 @@ class ClientPrivacy(Transform):
     name: ClassVar = "dp"
     norm: Positive = 1.0  # C
     multiplier: Positive = 1.0  # standard deviation on each upload, in units of norm
-    delta: Open = 1e-5
-    trust: Literal["nobody", "aggregator"] = "nobody"
-    accountant: Accountant = "own"
+    delta: Open = 1e-5  # of the promise
+    trust: Literal["nobody", "aggregator"] = "nobody"  # who may see single uploads
+    accountant: Accountant = "own"  # who adds up what was spent
     # The run stops before epsilon exceeds it. No part of what a round is: a resumed run may have a higher one.
     budget: Positive | None = field(default=None, compare=False)
 

@@ -135,8 +135,9 @@ class Disclosure:
 
 
 def _is_plain(stage: Stage) -> bool:
+    """Whether model updates leave unprotected; an errand that moves no model sends none."""
     private = any(isinstance(transform, ClientPrivacy) for transform in stage.uplink)
-    return not private and not hasattr(stage.algorithm, "statement")
+    return stage.algorithm.updates_model and not private and not hasattr(stage.algorithm, "statement")
 
 
 def _noise_alone(found: tuple[float | None, float]) -> Statement:

@@ -27,7 +27,7 @@ class Faults:
 
     dropout: Share = 0.0  # never answers
     straggler: Share = 0.0  # answers `delay` seconds late, which matters where there is a policy.deadline
-    delay: Positive = 60.0
+    delay: Positive = 60.0  # seconds that a straggler is late
     duplicate: Share = 0.0  # answers twice
     stale: Share = 0.0  # answers the round before
     corrupt: Share = 0.0  # bits, numbers, shapes, names or types are damaged, all equally likely

@@ -93,6 +93,14 @@ def sub_models_by(
     return found
 
 
+def kept_filters(algorithm: Any, net: Any, memory: Tree) -> Kept | None:
+    """The filters of a client's last selection; None where its method selects none, or it never took part."""
+    if "selection" not in memory or not hasattr(algorithm, "layers"):
+        return None
+    layers = tuple(algorithm.layers(net))
+    return unpacked(memory.selection.kept, layers) if layers else None
+
+
 def _unknown(kept: Kept) -> tuple[float, float, float]:
     return math.nan, math.nan, math.nan
 

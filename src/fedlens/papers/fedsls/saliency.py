@@ -31,7 +31,7 @@ def pictures(columns: Mapping[str, Any], path: Path, titles: Sequence[str] = (),
     figure.subplots_adjust(wspace=0.05, hspace=0.05)
     if about:
         caption(figure, about)
-    return save(figure, path)
+    return save(figure, path, whole=True)
 
 
 def boxes(scores: Mapping[str, Mapping[str, Tensor]], path: Path, title: str) -> Path:
@@ -116,6 +116,7 @@ def moved_weights(over_rounds: Mapping[int, Any], path: Path) -> Path:
         distance.plot(rounds, moved, "o-", color=colour, markersize=4, label=f"from {name}")
     distance.set(xlabel="rounds of training", title="share of the total that moved, %")
     distance.set_ylim(bottom=0)
+    distance.xaxis.get_major_locator().set_params(integer=True)
     distance.legend()
     figure.tight_layout()
     return save(figure, path)

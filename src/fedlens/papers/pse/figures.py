@@ -39,8 +39,7 @@ def ablation(wanted: Wanted) -> list[Path]:
     done = gather(grid, wanted.out, wanted.words).done
     numbers = {task: {row: done[row, task][SEED].value for row in VARIANTS} for task in tasks}
     figure, axis = pyplot().subplots(figsize=(7.5, 3.4))
-    grouped_bars(axis, numbers)
-    axis.set_ylabel("mean accuracy of clients, % (axis cut)")
+    grouped_bars(axis, numbers, "mean accuracy of clients, %")
     said = "v1: no channel excitation; v2: no cross-model attention; v3: no position. The paper names no tasks."
     caption(figure, " ".join([said, *told]))
     bars = save(figure, path.with_name(f"{path.name}a"))
@@ -69,10 +68,12 @@ def fairness_and_convergence(wanted: Wanted) -> list[Path]:
 
 def client_confusion(wanted: Wanted) -> list[Path]:
     """Figure 4: what one client's models take its test images for, trained alone and by PSE."""
-    runs = opened(wanted, "pse/table2", CONFUSED, "cifar100/15")
+    column = "cifar100/15"
+    runs, titles = opened(wanted, "pse/table2", CONFUSED, column), wanted.table(tables(), "pse/table2").titles
     counts = {name: run.confusion(CLIENT) for name, run in runs.items()}
     of = runs["pse"].images
-    drawn = confusion_matrices(counts, of.classes, wanted.path, f"client {CLIENT}, {of.name}, % of each class")
+    about = f"client {CLIENT}, {titles.get(column, column)}, % of each class"
+    drawn = confusion_matrices(counts, of.classes, wanted.path, about)
     numbers = {name: matrix.tolist() for name, matrix in counts.items()}
     told = {"client": CLIENT, "classes": list(of.classes), "confusion": numbers}
     return [drawn, note(wanted, told)]

@@ -94,13 +94,15 @@ SAYS = (
     "SGD of rate 0.01 and momentum 0.5; 5 local epochs; 100 rounds; half of the clients a round on CIFAR, a tenth "
     "elsewhere; xi 0.01.",
     "Every client has the same number of classes, in its test images too; the mean over clients of the accuracy of "
-    "their own models.",
+    "their personal models.",
     "Averages over many partitions, whose number is not given, and no deviations.",
 )
 LEAVES_OPEN = (
     "Batch size and weight decay: 10 and 1e-4, as in FedRep's code, whose protocol the text follows (here on biases, "
     "too).",
     "Kernels, pooling, hidden units: 3 x 3, a max-pool after each convolution, 128. Augmentation: none.",
+    "What attends: channels, as 'channel-wise similarity' and the root of w h say. The sizes of equation 6 say places: "
+    "`model.tokens=spatial`. Heads are four groups of channels, projections 1 x 1 convolutions over all channels.",
     "Where a map is tapped: at the convolution's output, as F = W * F and 'the output of the last convolutional "
     "layer' read. After its ReLU is `algorithm.tap=relu`, our default.",
     "Whose mean the threshold is: each layer's own. Whether equation 3 asks the predictions of training or of each "
@@ -110,7 +112,8 @@ LEAVES_OPEN = (
     "Baselines' own settings: our defaults; FedRep trains what PSE keeps private for 4 of 5 epochs, LG-Fed shares the "
     "two fully connected layers, both from scratch. Strengths of Fed-MTL and L2GD: 0.01 of the grid in Fed-MTL's "
     "paper, and half way to the mean at an aggregation, as L2GD's theory has it.",
-    "How classes are dealt: each client's are distinct. FedRep's code may deal a client one class twice.",
+    "How classes are dealt: each client's are distinct. FedRep's code may deal a client one class twice. CIFAR-100 "
+    "does not go into 50 clients of 5 or 15 classes: a sixth and a sixteenth of the training images stay unused.",
 )
 PROTOCOL: dict[str, Any] = {"says": SAYS, "leaves_open": LEAVES_OPEN}
 VIEWS = (

@@ -96,7 +96,7 @@ def reward_over_updates(wanted: Wanted) -> list[Path]:
     figure, axes = pyplot().subplots(1, len(found), figsize=size, squeeze=False)
     for axis, (network, numbers) in zip(axes[0], found.items(), strict=True):
         _rewards(axis, network, numbers)
-    axes[0, 0].set_ylabel(f"reward, mean of {WAVE} episodes")
+    axes[0, 0].set_ylabel(f"reward (accuracy, %), mean of {WAVE} episodes", fontsize=9)
     axes[0, -1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     figure.tight_layout()
     if told:
@@ -120,13 +120,14 @@ def searched(run: OpenedRun, updates: int) -> dict[str, Any]:
 def _rewards(axis: Any, network: str, numbers: Mapping[str, Any]) -> None:
     for (name, rewards), colour in zip(numbers["rewards"].items(), COLOURS, strict=False):
         axis.plot(range(len(rewards)), rewards, color=colour, linewidth=1.6, label=name)
-    for what, style, label in (
-        ("whole", "-", "the whole network"),
-        ("norms", "--", "smallest norms left out"),
-        ("uniform", ":", "the same share of every layer"),
+    for what, style, label in (  # they may have the same height: each shows through the next
+        ("whole", {"linestyle": "-", "color": "0.8", "linewidth": 5}, "the whole network"),
+        ("norms", {"linestyle": "--", "color": COLOURS[2], "linewidth": 2.5}, "smallest norms left out"),
+        ("uniform", {"linestyle": ":", "color": "black", "linewidth": 1.2}, "the same share of every layer"),
     ):
-        axis.axhline(numbers[what], color="black", linewidth=1, linestyle=style, label=label)
+        axis.axhline(numbers[what], label=label, **style, zorder=1)
     named = network if network == numbers["model"] else f"{network} (here {numbers['model']})"
     about = f"{named}: client {numbers['client']}, {numbers['images']} images it keeps back"
-    axis.set(xlabel="updates of the agent", title=about)
+    axis.set(xlabel="updates of the agent")
+    axis.set_title(about, fontsize=10)
     axis.xaxis.get_major_locator().set_params(integer=True)

@@ -41,8 +41,8 @@ def transfer(wanted: Wanted, *, part: Part = "head") -> list[Path]:
     new["scratch"] = 100 * transferred(runs["spatl"], wanted.images, "all", epochs, encoder=Tree())
     trained = "the predictor" if part == "head" else "everything"
     figure, axis = pyplot().subplots(figsize=(7, 3.4))
-    grouped_bars(axis, {"clients, on their own test images": before, f"new images, {trained} trained": new})
-    axis.set_ylabel("accuracy, % (axis cut)")
+    groups = {"clients, on their own test images": before, f"new images, {trained} trained": new}
+    grouped_bars(axis, groups, "accuracy, %")
     counts = dict(zip(("training", "test"), map(len, new_images(runs["spatl"], wanted.images)), strict=True))
     numbers = {"images": counts, "epochs": epochs, "part": part, "clients": before, "new images": new}
     lines = [[row, *(f"{by[row]:.2f}" if row in by else "" for by in (before, new))] for row in new]

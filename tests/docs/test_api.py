@@ -1,0 +1,41 @@
+"""Every public name has types and a docstring, and the page about them is what the code says today."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedlens
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def api():
+    sys.path.insert(0, str(ROOT / "docs"))
+    try:
+        spec = importlib.util.spec_from_file_location("api_page", ROOT / "docs/api.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(ROOT / "docs"))
+    return module
+
+
+def test_the_page_is_not_stale(api):
+    assert (ROOT / "docs/api.md").read_text("utf-8") == api.page()
+    for name in fedlens.__all__:
+        assert name.startswith("__") or f"\n## {name}\n" in api.page()
+
+
+def test_what_lacks_types_or_words_is_refused(api):
+    def bare(run, round: int) -> None:
+        """Words."""
+
+    def silent(run: str) -> None: ...
+
+    for made in (bare, silent):
+        with pytest.raises(SystemExit, match="lacks a docstring or type hints"):
+            api.described(made.__name__, made)
+    assert api.undocumented(bare) == ["(run)"]

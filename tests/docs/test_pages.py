@@ -1,0 +1,65 @@
+"""Verdicts and cells on the pages are what claims.yaml and results/data make of them."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def pages():
+    spec = importlib.util.spec_from_file_location("pages", ROOT / "docs" / "pages.py")
+    assert spec is not None and spec.loader is not None
+    module = sys.modules["pages"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def run(value, seed=0, words=("algorithm=fedavg",), over=(), row="fedavg"):
+    head = {"table": "fedsls/table1", "row": row, "column": "cifar10/0.05", "over": list(over), "seed": seed}
+    more = {"rounds": 2000, "epochs": 1, "accuracy_best": value / 100, "machine": "a machine", "words": list(words)}
+    return {**head, **more, "value": value}
+
+
+def test_pages_are_up_to_date(pages):
+    stale = [path.name for path, text in pages.pages().items() if path.read_text("utf-8") != text]
+    assert not stale, "run `python docs/pages.py`"
+
+
+def test_a_new_run_fills_its_cells(pages):
+    name = ("fedsls/table1", "fedavg", "cifar10/0.05")
+    text = "FedAvg {fedsls/table1|fedavg|cifar10/0.05}, at equal sizes {fedsls/table1|fedavg|cifar10-client/0.05}"
+    assert pages.filled(text, {}) == "not run"
+    assert pages.filled(text, {name: [run(50.0), run(53.0, 1)]}) == "FedAvg 51.5, at equal sizes not run"
+    assert pages.filled("{fedsls/table1|fedavg|cifar10/0.05|rounds=9}", {(*name, "rounds=9"): [run(9.0)]}) == "9.0"
+
+
+def test_stand_ins_never_stand_beside_a_papers_number(pages):
+    name = ("fedsls/table1", "fedavg", "cifar10/0.05")
+    theirs = pages.cells("fedsls", {name: [run(50.0), run(53.0, 1)]})
+    assert "| fedavg | cifar10/0.05 | 2000 x 1 | 2 | 51.50 ± 2.12 | 51.5 | 40.99 |" in theirs
+    alone = pages.cells("fedsls", {name: [run(50.0, words=("algorithm=fedavg", pages.STAND_IN))]})
+    assert "40.99" not in alone and "| fedavg | cifar10/0.05 | 2000 x 1 | 1 | 50.00 | 50.0 |  |" in alone
+    assert pages.cells("pse", {name: [run(50.0)]}) == "No run yet."
+
+
+def test_verdicts_are_counted(pages):
+    claims = {name: {"claims": [{"verdict": "holds"}, {"verdict": "not tested"}]} for name in "ab"}
+    said = "4 claims: holds 2, holds partly 0, not confirmed 0, does not hold 0, not tested 2."
+    assert pages.counted(claims) == said
+
+
+def test_what_is_no_verdict_is_refused(pages):
+    claim = dict.fromkeys(("claim", "share", "paper", "ours", "why"), "x") | {"verdict": "surely"}
+    with pytest.raises(AssertionError, match="'surely' is no verdict"):
+        pages.verdicts({"name": "X", "page": "x.md", "claims": [claim]}, {})
+
+
+def test_marks_must_be_there(pages):
+    with pytest.raises(SystemExit, match="no <!-- cells"):
+        pages.replaced("text", "cells", "body")
