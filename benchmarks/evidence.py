@@ -70,6 +70,9 @@ def _fedxds() -> Iterator[Wanted]:
         yield from (replace(one, seed=seed) for one in table1[:2])
     yield from alike
     yield Wanted("fedxds/table1", "fedfed", MAIN)
+    # The released code whole, its augmentation too, and FedAvg beside it.
+    released = f"{MAIN}-randaugment"
+    yield from (replace(official, column=released), replace(table1[0], column=released))
 
 
 def _spatl() -> Iterator[Wanted]:
@@ -118,7 +121,7 @@ def _grids() -> dict[str, Any]:
 def cell_of(one: Wanted, words: Sequence[str]) -> Cell:
     grid = _grids()[one.grid]
     assert isinstance(grid, Grid)
-    return grid.cells([one.row], [one.column], [*one.words, *words])[0]
+    return grid.cells([one.row], [one.column], [*one.words, "compile=false", *words])[0]  # the same on every machine
 
 
 class Clocked(Nobody):
@@ -242,14 +245,18 @@ def main() -> None:
     parser.add_argument("--papers", nargs="+", choices=PAPERS, default=[*PAPERS], help="in this order")
     parser.add_argument("--runs", type=Path, default=Path("runs/evidence"), help="where the runs lie")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after these")
-    parser.add_argument("--only", default="", help="cells whose name has this text")
+    parser.add_argument("--only", action="append", help="cells whose name has this text; may be repeated")
+    parser.add_argument("--but", type=Path, metavar="FILE", help="without the cells that this JSON file has")
     parser.add_argument("--list", action="store_true", help="say what would be run")
     parser.add_argument("--collect", type=Path, metavar="FILE", help="add what is done to this JSON file")
     parser.add_argument("--pack", type=Path, metavar="FILE", help="save begun runs")
     parser.add_argument("--unpack", type=Path, metavar="FILE", help="put begun runs back, then go on")
     parser.add_argument("words", nargs="*", help="over all cells, such as device=cuda")
     asked = parser.parse_intermixed_args()
-    wanted = [one for one in queue(asked.papers) if asked.only in one.name]
+    wanted = [one for one in queue(asked.papers) if any(text in one.name for text in asked.only or [""])]
+    if asked.but:
+        known = {_key(row) for row in json.loads(asked.but.read_text())}
+        wanted = [one for one in wanted if (one.grid, one.row, one.column, one.words, one.seed) not in known]
     if asked.list:
         for one in wanted:
             cell = cell_of(one, asked.words)

@@ -37,6 +37,7 @@ from fedlens.core.run import run as run_rounds
 from fedlens.core.tree import Tree
 from fedlens.engines.sequential import Sequential
 from fedlens.flower import launch
+from fedlens.flower.defaults import added
 from fedlens.runs.folder import RunFolder
 
 NODES = 3
@@ -77,7 +78,7 @@ def federation(folder: Path, port: int) -> Iterator[Path]:
     """The SuperLink and its nodes, started by `fedlens deploy`; owners who let more than updates out."""
     if not folder.exists():
         fedlens("deploy", "init", str(folder), *COMMON.split(), "model=cnn2", "--port", str(port))
-        fedlens("deploy", "certs", str(folder))
+        fedlens("deploy", "certs", str(folder), "--trial")
         for policy in folder.glob("nodes/*/node.yaml"):
             policy.write_text(policy.read_text().replace("raw_derived: false", "raw_derived: true"))
     try:
@@ -191,12 +192,12 @@ def strike(there: Path, out: Path, victim: str) -> int:
     journal = out / "journal"
 
     def amid() -> bool:
-        return last_round(out) >= 2 and 0 < len(list(journal.glob("*.safetensors"))) < NODES
+        return last_round(out) >= 2 and 0 < len(list(journal.glob("*.sealed"))) < NODES
 
     until(amid, pause=0.005)
     for pid in serverapps(there) if victim == "ServerApp" else [launch.running(there / "server", "superlink") or 0]:
         os.kill(pid, signal.SIGKILL)
-    answered = len(list(journal.glob("*.safetensors")))
+    answered = len(list(journal.glob("*.sealed")))
     until(lambda: free_lock(out), 120)  # the ServerApp ends with its SuperLink, but not at once
     return answered
 
@@ -244,7 +245,7 @@ def lose_a_node(folder: Path, there: Path) -> None:
     place = there / "nodes" / str(victim)
     submit(there, words, out)
     until(lambda: last_round(out) >= 2, pause=0.02)
-    for name in ("supernode", "warm"):
+    for name in ("supernode", "guard"):
         os.kill(launch.running(place, name) or 0, signal.SIGKILL)
     until(lambda: last_round(out) >= 3)
     launch.start_node(place)
@@ -306,6 +307,7 @@ def alone(command: list[str], port: int) -> list[str]:
 # ---- overhead --------------------------------------------------------------------------------------------------------
 def overhead(folder: Path, port: int) -> None:
     words = f"{COMMON} rounds=6 local.steps=1 local.batch_size=8 evaluate.every=0".replace(" local.steps=5", "")
+    words = " ".join([words, *added(words.split())[0]])  # as it is deployed
     say("seconds a round, median of rounds 2 to 5       simulated  deployed")
     with federation(folder / "federation", port) as there:
         for model, size in (("resnet20", "1.1 MB"), ("resnet18", "45 MB")):

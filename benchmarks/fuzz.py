@@ -11,6 +11,7 @@ failed.
 import argparse
 import contextlib
 import importlib
+import importlib.util
 import io
 import json
 import os
@@ -42,7 +43,7 @@ from fedlens.core.wire import decode, encode
 from fedlens.core.yaml_dialect import parse_yaml
 from fedlens.flower import messages
 from fedlens.flower.client import Trainer
-from fedlens.flower.contract import contract, order_of
+from fedlens.flower.contract import contract, experiment_of, order_of
 from fedlens.flower.node import Node
 from fedlens.plots.style import pyplot
 from fedlens.simulate import run as simulate
@@ -194,7 +195,7 @@ class Corpus:
 
         with contextlib.suppress(KeyboardInterrupt):
             run_rounds(run.algorithm, ready.net, Sending(), run.plan, seed=0)
-        notes = {"ask": "train", "contract": agreed, "order": order_of(run.timetable(), jobs[0])}
+        notes = {"ask": "work", "contract": agreed, "order": order_of(run.timetable(), jobs[0])}
         letter = messages.Payload(notes, {"download": messages.leaves_of(jobs[0].download)})
         cls._data(folder / "data")
         return cls(folder, configs, sorted(set(words)), letter, encode(jobs[0].download))
@@ -371,9 +372,106 @@ def a_message(rng: Rng, corpus: Corpus) -> Callable[[], None]:
         shape = rng.choice((leaf.shape, leaf.shape[::-1], (), (-1,), (2**40, 2**40), (0,) * 20, (*leaf.shape, 1)))
         name = rng.choice((name, name, "", "/", name + "/x", name.partition("/")[0], "x" * 600))
         trees["download"][name] = messages.Leaf(rng.choice((leaf.dtype, "float64", "bool", "x")), shape, leaf.data)
-    Path("message").write_text(repr((notes, trees))[:100_000])
+    return answered(rng, messages.Payload(notes, trees))
+
+
+def answered(rng: Rng, payload: messages.Payload) -> Callable[[], None]:
+    """A node answers it, whatever it is; what its log calls a failure is a traceback."""
+    Path("message").write_text(repr(payload)[:100_000], "utf-8", "backslashreplace")
     node = Node(client=0, storage=rng.choice(("", "storage")))
-    return lambda: Trainer(node).answer(messages.Payload(notes, trees)) and None
+
+    def run() -> None:
+        print("answered", Reading(node, say=complaint).answer(payload)[0].notes, file=sys.stderr)
+
+    return run
+
+
+class Reading(Trainer):
+    """A node as far as it reads: what a method makes of a tree that is whole and not its own is no matter here."""
+
+    def _work(self, *words):
+        try:
+            return super()._work(*words)
+        except Exception as error:
+            raise BadInput(f"the method fails: {type(error).__name__}") from None
+
+
+def complaint(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def a_contract(rng: Rng, corpus: Corpus) -> Callable[[], None]:
+    """What a server tells a node to do, and what the node's owner has written."""
+    if rng.random() < 0.3:
+        owner = {"client": 0, "data": {"is": "folder", "path": str(corpus.folder / "data" / "folder"), "size": 8}}
+        owner |= {"storage": "storage", "policy": {"algorithms": ["fedavg"], "contracts": "any", "raw_derived": False}}
+        owner |= {"privacy": {"epsilon": 3, "delta": 1e-5, "label": "a", "ledger": "ledgers"}}
+        text = json.dumps(rewritten(owner, rng)).encode()
+        Path("node.yaml").write_bytes(flipped(text, rng) if rng.random() < 0.5 else text)
+        return expecting(lambda: Node.read(Path("node.yaml")), BadInput)
+    told = corpus.letter.notes["contract"]
+    for _ in range(rng.choice((1, 1, 2, 4))):
+        told = rewritten(told, rng) if isinstance(told, dict) else told
+    if rng.random() < 0.5:
+        Path("message").write_text(repr(told)[:100_000], "utf-8", "backslashreplace")
+        return expecting(lambda: experiment_of(told if isinstance(told, dict) else {}), BadInput)
+    ask = rng.choice(("hello", "work", "work"))
+    return answered(rng, messages.Payload({**corpus.letter.notes, "contract": told, "ask": ask}, corpus.letter.trees))
+
+
+def some_records(rng: Rng, corpus: Corpus) -> Callable[[], None]:
+    """Flower's own records and bytes, read by Flower, then by the server or by a node's guard."""
+    from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+    from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+    from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+    from flwr.supercore.task_identity import TaskIdentity
+
+    from fedlens.flower.engine import Nodes, _Pulled, _upload
+    from fedlens.flower.guard import replied
+
+    content = messages.to_records(corpus.letter._replace(trees={"upload": corpus.letter.trees["download"]}))
+    if rng.random() < 0.5:
+        content = messages.to_records(corpus.letter)
+    if rng.random() < 0.6:
+        name = rng.choice([*content])
+        record = content[name]
+        if isinstance(record, ConfigRecord):
+            text = rng.choice((flipped(str(record["json"]).encode(), rng).decode("utf-8", "replace"), "[]", "{}", "1"))
+            content[name] = ConfigRecord(rng.choice(({"json": text}, {}, {"json": 1.5}, {"json": [1]}, {"x": text})))
+        elif rng.random() < 0.2:
+            content[name] = MetricRecord({"x": 1.0})
+        else:
+            path, array = rng.choice([*record.items()])
+            shape = rng.choice((array.shape, (), (-1,), (2**40, 2**40), (0,) * 20, (*array.shape, 1)))
+            kind = rng.choice((array.dtype, "float64", "object", "", "x" * 99)), rng.choice((array.stype, "numpy", ""))
+            path = rng.choice((path, path, "", "/", "a/" * 99, "x" * 600, "small leaves"))
+            data = rng.choice((array.data, b"", flipped(array.data, rng)))
+            content[name] = ArrayRecord({**record, path: Array(kind[0], shape, kind[1], data)})
+        if rng.random() < 0.2:
+            content[rng.choice(("tree/", "tree/x", "x", "notes"))] = content.pop(name)
+    whole = {each.object_id: each.deflate() for each in get_all_nested_objects(content).values()}
+    if rng.random() < 0.5:
+        victim = rng.choice(sorted(whole))
+        whole[victim] = flipped(whole[victim], rng)
+    Path("message").write_text(repr(whole)[:100_000])
+    top, at_the_node = content.object_id, rng.random() < 0.5
+
+    def run() -> None:
+        try:
+            found = inflate_object_from_contents(top, whole)
+        except Exception as error:  # Flower's own, which the server and the guard expect
+            found = error
+        if at_the_node:
+            if not isinstance(found, Exception):
+                TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
+                replied(Message(found, 1, "train"), Reading(Node(client=0), say=complaint).answer)
+            return
+        nodes = Nodes(None, {}, 3, print, 1 << 26)
+        reply = _Pulled(damage=str(found)) if isinstance(found, Exception) else _Pulled(found)
+        with contextlib.suppress(RunFailed):
+            _upload(nodes._opened(reply))
+
+    return run
 
 
 def expecting(work: Callable[[], object], *refusals: type[Exception]) -> Callable[[], None]:
@@ -391,6 +489,8 @@ TRIES = {
     "images": (image_files, 2),
     "run": (a_run_folder, 4),
     "message": (a_message, 2),
+    "contract": (a_contract, 2),
+    "records": (some_records, 2),
 }
 
 
@@ -421,7 +521,7 @@ def child(make: Callable, rng: Rng, corpus: Corpus, place: Path) -> int:
     return 0
 
 
-def one(kind: str, seed: int, number: int, corpus: Corpus, place: Path) -> tuple[str, int]:
+def one(kind: str, seed: int, number: int, corpus: Corpus, place: Path, wall: float) -> tuple[str, int]:
     """What was wrong with a try, nothing where all is as it should be; and its exit code."""
     rng = Rng(f"{seed}/{number}")
     sys.stdout.flush()
@@ -429,7 +529,7 @@ def one(kind: str, seed: int, number: int, corpus: Corpus, place: Path) -> tuple
         with contextlib.suppress(BaseException):
             os._exit(child(TRIES[kind][0], rng, corpus, place))
         os._exit(71)
-    until = time.monotonic() + WALL
+    until = time.monotonic() + wall
     while not (found := os.wait4(pid, os.WNOHANG))[0]:
         if time.monotonic() > until:
             os.killpg(pid, signal.SIGKILL)
@@ -459,6 +559,7 @@ def main() -> int:
     about.add_argument("--only", type=int, default=None, help="one try again, by its number; its folder stays")
     about.add_argument("--kinds", default=",".join(TRIES), help="such as config,run")
     about.add_argument("--say", action="store_true", help="print how every try ended")
+    about.add_argument("--wall", type=float, default=WALL, help="seconds by the clock of a try; more on a busy machine")
     about.add_argument("--out", default="fuzz", help="where what failed stays")
     asked = about.parse_args()
     torch.set_num_threads(1)
@@ -470,6 +571,9 @@ def main() -> int:
             importlib.import_module(f"fedlens.{module}")
         pyplot()
         number, kinds = asked.only or 0, asked.kinds.split(",")
+        if importlib.util.find_spec("flwr") is None:
+            print("flwr is not installed: its records are not tried")
+            kinds = [kind for kind in kinds if kind != "records"]
         while asked.only is not None or not asked.tries or sum(counts.values()) < asked.tries:
             if not asked.tries and asked.only is None and time.monotonic() - began > 60 * (asked.minutes or 1):
                 break
@@ -477,7 +581,7 @@ def main() -> int:
             if kind in kinds:
                 place = Path(top) / f"{asked.seed}-{number}"
                 place.mkdir()
-                wrong, code = one(kind, asked.seed, number, corpus, place)
+                wrong, code = one(kind, asked.seed, number, corpus, place, asked.wall)
                 counts[kind] += 1
                 failed[wrong] += 1
                 codes[code] += 1

@@ -3,6 +3,7 @@
     python benchmarks/lanes_agree.py
     python benchmarks/lanes_agree.py --device cpu --methods fedavg scaffold
     python benchmarks/lanes_agree.py --part 1/3        # the first third, beside two other processes
+    python benchmarks/lanes_agree.py --compile         # compiled lanes against the plain sequential engine, too
 
 Kernels of the two paths may sum in another order, so that results agree to rounding, not to the bit; a wrong method is
 off by many orders of magnitude more. The distance to the CPU is shown, not judged: fused kernels read the learning rate
@@ -10,8 +11,10 @@ as float32 on CUDA, which moves it by up to 6e-8, and some methods amplify that 
 """
 
 import argparse
+import json
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -38,45 +41,53 @@ def main() -> int:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--methods", nargs="*", choices=CASES, metavar="METHOD", help="without it all, and uplinks")
     parser.add_argument("--part", default="1/1", help="such as 1/3: every third case, from the first on")
+    parser.add_argument("--compile", action="store_true", help="compiled lanes as well")
+    parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     needed.gpu(asked.device)
     torch.backends.cudnn.deterministic = True
     cases = {name: case for name, case in CASES.items() if asked.methods is None or name in asked.methods}
     first, parts = map(int, asked.part.split("/"))
     cases = dict([*cases.items()][first - 1 :: parts])
-    wrong = 0
+    wrong, found = 0, {}
     for name, (recipe, plan) in cases.items():
         began = time.perf_counter()
         try:
-            to_sequential, to_cpu = gaps(recipe, plan, asked.device)
+            found[name] = gaps(recipe, plan, asked.device, asked.compile)
         except RuntimeError as error:  # of torch: the others are worth knowing, too
             wrong += 1
-            print(f"{name:28s} FAILED: {str(error).splitlines()[0]}", flush=True)
+            found[name] = {"failed": str(error).splitlines()[0]}
+            print(f"{name:28s} FAILED: {found[name]['failed']}", flush=True)
             continue
-        wrong += (differs := to_sequential >= TOLERANCE)
+        wrong += (differs := any(found[name][how] >= TOLERANCE for how in ("lanes", "compiled") if how in found[name]))
         verdict = f"{'DIFFERS' if differs else 'ok'}  {time.perf_counter() - began:.1f} s"
-        print(f"{name:28s} lanes to sequential {to_sequential:.1e}, to the CPU {to_cpu:.1e}  {verdict}", flush=True)
+        said = ", ".join(f"{how} {distance:.1e}" for how, distance in found[name].items())
+        print(f"{name:28s} to sequential: {said}  {verdict}", flush=True)
+        if asked.json:
+            asked.json.write_text(json.dumps(found, indent=1))
     print(f"{len(cases) - wrong} of {len(cases)} agree")
     return int(wrong > 0)
 
 
-def gaps(recipe, plan, device: str) -> tuple[float, float]:
-    """How far recorded lanes are from the sequential engine on the same device, and from the CPU."""
+def gaps(recipe, plan, device: str, compile: bool) -> dict[str, float]:
+    """How far the sequential engine is from recorded lanes on the same device, from compiled ones, and from the CPU."""
+    kinds = {"sequential": (Sequential, device), "lanes": (partial(Lanes, lanes=2), device)}
+    if compile:
+        kinds["compiled"] = kinds["lanes"]
+    kinds["CPU"] = Sequential, "cpu"
     found = {}
-    for kind, make in {
-        "cpu": lambda: Sequential(network(), federation()),
-        "sequential": lambda: Sequential(network().to(device), federation().to(device)),
-        "lanes": lambda: Lanes(network().to(device), federation().to(device), lanes=2),
-    }.items():
-        engine = make()
+    for kind, (make, where) in kinds.items():
+        net = network().to(where)
+        net.compile = kind == "compiled"
+        engine = make(net, federation().to(where))
         state = run(recipe, engine.net, engine, plan).state
         found[kind] = state, {i: engine.memories.get(i) for i in engine.memories}
         engine.close()
-    model, memories = found["lanes"]
-    return tuple(
-        max([gap(model, state), *(gap(memories[i], memory) for i, memory in kept.items())])
-        for state, kept in (found["sequential"], found["cpu"])
-    )  # type: ignore[return-value]
+    model, memories = found.pop("sequential")
+    return {
+        kind: max([gap(state, model), *(gap(kept[i], memory) for i, memory in memories.items())])
+        for kind, (state, kept) in found.items()
+    }
 
 
 if __name__ == "__main__":

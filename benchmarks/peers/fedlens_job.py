@@ -7,12 +7,10 @@ from pathlib import Path
 from job import LOOK_EVERY, WORDS, say
 
 from fedlens import config, run
+from fedlens.simulate.recorder import Nobody
 
 
-class Clock:
-    def begin(self, experiment, folder, notes, round, rounds):
-        pass
-
+class Clock(Nobody):
     def round(self, progress):
         if progress.round == LOOK_EVERY:
             say("look", accuracy=progress.accuracy)

@@ -1,0 +1,190 @@
+"""Kernels and milliseconds of a local step, method by method, and what FedXDS's exchange costs beside an epoch.
+
+    python benchmarks/steps.py --json steps.json           # on a GPU: about a minute, compiled ones another
+    python benchmarks/steps.py --device cpu --quick
+
+Kernels and device milliseconds are those of one client alone, counted by the profiler in recorded steps. Milliseconds
+side by side are those of a step of all clients in lanes, divided by their number: what a run takes. The last column is
+the ratio to the method that it is compared with: PSE to FedRep's mix of steps, SPATL to FedAvg.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+import needed
+from fedlens.algorithms import PSE, SPATL, FedAvg, FedRep, FedXDS
+from fedlens.cli.bench import Work, parts
+from fedlens.core.algorithm import Recipe, Stage
+from fedlens.core.cohort import Everyone
+from fedlens.core.ledger import Ledger
+from fedlens.core.optimizer import Sgd
+from fedlens.core.run import run
+from fedlens.engines.lanes import Lanes
+from fedlens.engines.process import matmuls, threads
+from fedlens.models import MODELS
+from fedlens.runs.checkpoints import Checkpoint
+from fedlens.runs.folder import RunFolder
+
+PSE_WORK = Work("pse_net, batch 10", MODELS["pse_net"](), 20, 50, 10)
+SPATL_WORK = Work("resnet20, batch 64", MODELS["resnet20"](), 10, 20, 64)
+SHARED = Work("resnet8, 50,000 images", MODELS["resnet8"](), 10, 78, 64)
+METHODS: tuple[tuple[Work, dict[str, Recipe]], ...] = (
+    (
+        PSE_WORK,
+        {
+            "fedrep": FedRep(private="classifier", head_epochs=1),
+            "pse": PSE(),
+            "pse, no excitation": PSE(excite="none"),
+        },
+    ),
+    (SPATL_WORK, {"fedavg": FedAvg(), "spatl": SPATL(selector="all"), "spatl, uniform": SPATL(selector="uniform")}),
+)
+
+
+def plan_of(work: Work, rounds: int) -> Stage:
+    """Two epochs: FedRep needs one for the head and one for the body."""
+    return Stage(None, rounds, Everyone(), Sgd(0.01, momentum=0.5), epochs=2, size=work.batch)
+
+
+def engine_of(work: Work, device: str, compile: bool) -> Lanes:
+    net, federation = parts(work, "bf16" if device == "cuda" else "fp32", device)
+    net.compile = compile
+    return Lanes(net, federation)
+
+
+def wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def counted(work: Work, recipe: Recipe, device: str, compile: bool) -> dict[str, float]:
+    """Kernels of a step of one client, and their milliseconds on the device; operations on a CPU."""
+    alone = replace(work, clients=1)
+    engine = engine_of(alone, device, compile)
+    kind = ProfilerActivity.CUDA if device == "cuda" else ProfilerActivity.CPU
+    seen = profile(activities=[kind], acc_events=True)
+
+    def look(server: Any, *_: Any) -> None:
+        wait(device)
+        seen.start() if server.round == 2 else seen.stop() if server.round == 3 else None
+
+    try:
+        run(recipe, engine.net, engine, plan_of(alone, 3), observe=look)
+    finally:
+        engine.close()
+    steps = 2 * work.steps
+    if device == "cuda":
+        kernels = [event for event in seen.events() or () if event.device_type == torch.autograd.DeviceType.CUDA]
+        return {"kernels": len(kernels) / steps, "device_ms": sum(e.device_time for e in kernels) / 1000 / steps}
+    ops = [event for event in seen.events() or () if event.name.startswith("aten::")]
+    return {"kernels": len(ops) / steps, "device_ms": sum(e.self_cpu_time_total for e in ops) / 1000 / steps}
+
+
+def timed(work: Work, recipe: Recipe, device: str, compile: bool, repeats: int) -> dict[str, float]:
+    engine, laps, began = engine_of(work, device, compile), [], time.perf_counter()
+
+    def lap(server: Any, *_: Any) -> None:
+        if (server.round - 1) % repeats == 0:
+            wait(device)
+            laps.append(time.perf_counter())
+
+    try:
+        run(recipe, engine.net, engine, plan_of(work, 1 + 3 * repeats), observe=lap)
+    finally:
+        engine.close()
+    best = min(after - before for before, after in pairwise(laps)) / repeats
+    return {"step_ms": 1000 * best / (2 * work.steps * work.clients), "first_round_seconds": laps[0] - began}
+
+
+def steps(device: str, quick: bool, compile: bool) -> Iterator[dict[str, Any]]:
+    for work, methods in METHODS:
+        work = replace(work, clients=2, steps=2, batch=4) if quick else work
+        usual = 0.0
+        for name, recipe in [*methods.items()][: 2 if quick else None]:
+            row = timed(work, recipe, device, compile, 1 if quick else 2)
+            usual = usual or row["step_ms"]
+            row |= {"ratio": row["step_ms"] / usual, **counted(work, recipe, device, compile)}
+            yield {"job": work.name, "method": name, "compiled": compile, **row}
+
+
+def exchange(device: str, quick: bool) -> dict[str, Any]:
+    """FedXDS: seconds of a warm-up epoch, of the exchange, and of booking and saving what is shared."""
+    work = replace(SHARED, clients=2, steps=2, batch=4) if quick else SHARED
+    engine, laps, kept = engine_of(work, device, False), [time.perf_counter()], []
+
+    def lap(server: Any, job: Any, replies: Any) -> None:
+        wait(device)
+        laps.append(time.perf_counter())
+        kept.append((server, job, replies))
+
+    recipe = FedXDS(warmup_rounds=3, warmup_epochs=1)
+    plan = Stage(None, 2, Everyone(), Sgd(0.01), epochs=1, size=work.batch)
+    try:
+        run(recipe, engine.net, engine, plan, observe=lap)
+    finally:
+        engine.close()
+    spans = [after - before for before, after in pairwise(laps)]
+    began, ledger = time.perf_counter(), Ledger()
+    with tempfile.TemporaryDirectory() as place:
+        folder = RunFolder(place)
+        folder.unsynced.durable = False
+        folder.unsynced.mkdir(folder.checkpoints)
+        server = kept[3][0]
+        folder.save(Checkpoint(4, server.state, ledger, 0.0))
+        saved = time.perf_counter()
+        ledger.book(kept[4][1], [*range(work.clients)], kept[4][2], round=5)
+    return {
+        "epoch_seconds": spans[2],
+        "exchange_seconds": spans[3],
+        "exchange_epochs": spans[3] / spans[2],
+        "shared_bytes": server.state.shared.nbytes,
+        "save_seconds": saved - began,
+        "book_seconds": time.perf_counter() - saved,
+        "training_round_seconds": spans[5],
+    }
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    options.add_argument("--compile", action="store_true", help="every method compiled, too")
+    options.add_argument("--quick", action="store_true", help="seconds: a look, no measurement")
+    options.add_argument("--json", type=Path)
+    asked = options.parse_args()
+    needed.gpu(device := asked.device)
+    found: dict[str, Any] = {"torch": torch.__version__, "steps": [], "exchange": None}
+
+    def keep() -> None:
+        if asked.json:
+            asked.json.write_text(json.dumps(found, indent=1))
+
+    with threads(1), matmuls("bf16" if device == "cuda" else "fp32"):
+        for compile in (False, True) if asked.compile else (False,):
+            for row in steps(device, asked.quick, compile):
+                found["steps"].append(row)
+                keep()
+                how = ", compiled" * compile
+                numbers = f"{row['kernels']:7.0f} kernels {row['device_ms']:8.3f} ms alone {row['step_ms']:8.4f} ms"
+                print(
+                    f"{row['job']:20} {row['method'] + how:28} {numbers} side by side  x{row['ratio']:.2f}", flush=True
+                )
+            if not compile:
+                found["exchange"] = exchange(device, asked.quick)
+                keep()
+                print({name: round(value, 3) for name, value in found["exchange"].items()}, flush=True)
+
+
+if __name__ == "__main__":
+    main()
