@@ -14,14 +14,15 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "fedlens"
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("core",),
-    ("models", "attribution", "selection", "privacy", "robust", "devices", "data", "engines", "plots"),
+    ("plots",),
+    ("models", "attribution", "selection", "privacy", "robust", "devices", "data", "engines"),
     ("algorithms",),
     ("experiment",),
     ("config",),
     ("runs",),
     ("simulate",),
-    ("audit", "explain", "compare", "recommend", "flower"),
-    ("report",),
+    ("audit", "explain", "compare", "recommend", "export", "flower"),
+    ("league", "report"),
     ("ui",),
     ("papers",),
     ("cli",),
@@ -46,7 +47,9 @@ ABOUT = {
     "explain": "maps of what models look at",
     "compare": "methods on equal terms",
     "recommend": "which method to try first",
+    "export": "models for use without this package",
     "flower": "the same run over real machines",
+    "league": "which method wins, over many worlds",
     "report": "the HTML report",
     "ui": "the live page",
     "papers": "tables and figures of the four papers",
@@ -192,6 +195,7 @@ The one file to read before writing a method: [core/algorithm.py](../src/fedlens
 1. `flower/server_app.py` starts the same session with `flower/engine.py` as its engine.
 2. The engine sends the contract (`flower/contract.py`) and the download (`flower/messages.py`).
 3. The door (`flower/door.py`) lets in signed calls of known keys. At the node the guard (`flower/guard.py`) takes them.
+   `flower/identity.py` signs and checks every message; `flower/membership.py` is how nodes join.
 4. `flower/node.py` checks the contract against the owner's policy and refuses what the owner did not allow.
 5. `flower/client.py` runs the same client hooks as the simulator, with the node's own data and memory.
 6. The upload passes the uplink transforms, is encoded by `core/wire.py`, and travels back.

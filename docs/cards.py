@@ -44,24 +44,25 @@ RUNS = {  # what else a method needs before it can run
 }
 ONCE = {  # what the bytes that are handed out once are about
     **dict.fromkeys(("fedxds", "fedfed"), "shared images are those of a federation of two images"),
-    "fedaux": f"features (down, once) and scores are of {PUBLIC} public images and grow with their number",
+    "fedaux": f"features and scores are of {PUBLIC} public images and grow with their number",
 }
 UNCHECKED = "Not checked against the paper itself: the rule is that of public code and of what others write about it."
 UNCOMPARED = "Not compared with public code."
 BEGIN, END = "<!-- what leaves: made by `python docs/cards.py` from the code -->", "<!-- end of what leaves -->"
 PART = "part of delta"  # where some weights stay at the client, or are left out
 REVEALS = {  # what a part of a message can tell at worst to whoever knows the method; the most telling first
-    "x": "the images, masked (FedXDS) or less what an autoencoder says of them (FedFed), under noise; to all clients",
-    "vae": "images that an autoencoder learnt to draw",
+    "x": "the images, masked (FedXDS) or minus an autoencoder's reconstruction (FedFed), under noise; to all clients",
+    "vae": "images that an autoencoder learned to draw",
     "control": "images and labels of small batches: after one step it is the gradient itself",
     "delta": "images and labels of small batches, whether an image was trained on, which classes there are",
     "model": "as delta, which is its difference to what was sent down",
-    PART: "as delta, as far as these weights tell",
+    PART: "as delta, limited to these weights",
     "y": "labels of the images beside them; to all clients",
+    "row": "its head and the mean features of each class; to all clients",
     "scatter": "how a network's features of a class differ from image to image",
-    "means": "what a network keeps of the images of a class, on average; of a class with one image, of that one",
+    "means": "mean features of each class; of a class with one image, those of that image",
     "sensitivity": "which weights matter for its images",
-    "prototypes": "what a network keeps of the images of a class, on average; of a class with one image, of that one",
+    "prototypes": "mean features of each class; of a class with one image, those of that image",
     "counts": "how many images of each class, or (FedProto) which classes there are",
     "scores": "which public images are like its own, with noise",
     "saliency": "a sum over all its images (FedSL: about their brightness), and how many they are",
@@ -160,8 +161,8 @@ def messages(name: str) -> str:
     titles = {"down": "down", "shared": "down, once", "up": "up", "memory": "kept by the client"}
     head = ["part", *(titles[where] for where in columns)]
     rows = [[stage, *(contents(places.get(where, {})) for where in columns)] for stage, places in found.items()]
-    about = f"Of each client that takes part in a round, for {MODELS[model]} on colour images of 32 pixels, ten classes"
-    about += f"; {ONCE[name]}." if once else "."
+    about = f"Of a client that takes part in a round, for {MODELS[model]} on colour images of 32 pixels, ten classes."
+    about += f" Down, once: {ONCE[name]}." if once else ""
     return f"{table(head, rows)}\n\n{about} From its own hooks, as `fedlens describe {name}` shows them."
 
 
@@ -175,9 +176,10 @@ def what_leaves() -> str:
     rows = []
     for each_round, once in sorted(set(sent.values()), key=lambda when: (len(when[0]) + len(when[1]), when)):
         names = [name for name, parts in sent.items() if parts == (each_round, once)]
-        linked = ", ".join(f"[{ALGORITHMS[name].__name__}](methods/{name}.md)" for name in names)
         worst = next((REVEALS[part] for part in REVEALS if part in (*each_round, *once)), "nothing")
-        rows.append([linked, ", ".join(each_round) or "nothing", ", ".join(once) or "nothing", worst])
+        for some in (names[at : at + 13] for at in range(0, len(names), 13)):  # a cell that can be read
+            linked = ", ".join(f"[{ALGORITHMS[name].__name__}](methods/{name}.md)" for name in some)
+            rows.append([linked, ", ".join(each_round) or "nothing", ", ".join(once) or "nothing", worst])
     methods = table(["method", "in each round", "once", "at worst it shows"], rows)
     return f"{methods}\n\n{table(['part', 'at worst it shows'], [[part, told] for part, told in REVEALS.items()])}"
 
@@ -345,17 +347,19 @@ def overview(measured: dict[str, Any]) -> str:
         ]
         for row in ranked
     ]
+    presets = any("/" in row["method"] for row in measured["rows"])
+    earlier = "METHOD/PRESET: measured when that preset was the default. " if presets else ""
     left = sorted(set(ALGORITHMS) - {method_of(row) for row in measured["rows"]})
     parts += [
         "## All methods on one split",
-        f"{measured['about']}; every method with its settings of its own at their defaults, but: {measured['but']}",
+        f"{measured['about']}. Every method has its own settings at their defaults, but: {measured['but']}",
         table(head, rows),
-        "global: one model on the pooled test set, mean of the last five evaluations. personal: every client's "
+        "Global: one model on the pooled test set, mean of the last five evaluations. Personal: every client's "
         "personal model on its own test images after local training (fine-tuned where the method says so). "
-        f"METHOD/PRESET: measured when that preset was the default. Not measured here: {', '.join(left)}.",
-        "A quick look with one seed at an easy data set and a tiny network, and no ranking: the rate, the epochs and "
-        "the clients of a round were chosen such that FedAvg learns in ten rounds, which favours it and what is near "
-        "it. SCAFFOLD, FedNova, FedAU, SPATL and others want settings of their own. The same at home:",
+        f"{earlier}Not measured here: {', '.join(left)}.",
+        "This is a quick look, not a ranking: one seed, an easy data set, a tiny network. The rate, the epochs and "
+        "the clients of a round were chosen so that FedAvg learns in ten rounds. That favours it and what is near it. "
+        "SCAFFOLD, FedNova, FedAU, SPATL and others want settings of their own. The same at home:",
         f"```bash\n{measured['command']}\n```",
     ]
     return "\n\n".join(parts) + "\n"

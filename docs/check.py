@@ -70,7 +70,8 @@ def prose(text: str) -> Iterator[tuple[int, str]]:
 
 
 def sentences(text: str) -> list[str]:
-    return re.split(r"(?<=[.!?:;])\s+(?=[A-Z`*(\[])", text)
+    """A sentence may begin with a capital, a sign, a quotation, a number, or a name in code type."""
+    return re.split(r"(?<=[.!?:;])\s+(?=[A-Z`*(\[])|(?<=[.!?])\s+(?=code\b|[\"\d])", text)
 
 
 def plain(text: str) -> str:

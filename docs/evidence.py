@@ -4,6 +4,7 @@ python docs/evidence.py            writes src/fedlens/recommend/evidence.json
 python docs/evidence.py --check    only says whether it is stale, by its exit code
 
 published.json has numbers of pages whose runs are older than results/data, under the presets that they were run with.
+league.json has the worlds of `fedlens league`, one result each: tuned rates, an equal budget.
 evidence.json has the cells of `benchmarks/evidence.py`, which are grouped here by setting, method and seed. The skew of
 a new setting is that of its split, so that its data must be here; known ones keep theirs.
 """
@@ -14,6 +15,7 @@ import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 from fedlens import config
@@ -29,7 +31,12 @@ Setting = tuple[str, str, int, str, str, int]  # page, data, clients, split, net
 Skew = Mapping[str, float]
 
 
-def built(published: Mapping[str, Any], cells: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, Any]]) -> Any:
+def built(
+    published: Mapping[str, Any],
+    cells: Sequence[Mapping[str, Any]],
+    before: Sequence[Mapping[str, Any]],
+    league: Mapping[str, Any] | None = None,
+) -> Any:
     """The whole file: what was published, then one result for each setting and number of seeds."""
     skews = {_split(result): result["skew"] for result in (*before, *published["results"])}
     found: dict[Setting, dict[str, dict[int, Mapping[str, Any]]]] = {}
@@ -41,7 +48,53 @@ def built(published: Mapping[str, Any], cells: Sequence[Mapping[str, Any]], befo
                 skews[setting[1:4]] = {key: round(value, 4) for key, value in described(experiment)[0].items()}
             found.setdefault(setting, {}).setdefault(name, {})[cell["seed"]] = cell
     new = [result for setting, by in found.items() for result in results(setting, by, skews)]
+    new += league_results(league, skews) if league else []
     return {"format": 1, "usual": published["usual"], "results": [*published["results"], *new]}
+
+
+def league_results(content: Mapping[str, Any], skews: dict[Any, Skew]) -> list[dict[str, Any]]:
+    """One for each world in which two methods or more are done, under the names that users type."""
+    named = {name for name, about in content["methods"].items() if about["words"] == [f"algorithm={name}"]}
+    found = []
+    for world, about in content["worlds"].items():
+        rows = [
+            row for row in content["cells"] if (row["part"], row["world"], row["state"]) == ("final", world, "complete")
+        ]
+        rows = [row for row in rows if row["method"] in named]
+        seeds = {row["method"]: sum(other["method"] == row["method"] for other in rows) for row in rows}
+        rows = [row for row in rows if seeds[row["method"]] == max(seeds.values())]
+        if len({row["method"] for row in rows}) < 2:
+            continue
+        experiment = config.read(None, [*about.get("common", ()), *about["words"]])
+        split = config.to_dict(experiment.data)["is"], experiment.clients, told(experiment.partition)
+        if split not in skews:
+            skews[split] = {key: round(value, 4) for key, value in described(experiment)[0].items()}
+        kinds = {kind: _by_method(rows, kind) for kind in ("global", "personal")}
+        head = {"source": "results/league.md", "data": split[0], "clients": split[1], "partition": split[2]}
+        head |= {
+            "model": config.to_dict(experiment.model)["is"],
+            "rounds": experiment.rounds,
+            "seeds": max(seeds.values()),
+        }
+        means = {kind: {name: round(fmean(v), 4) for name, v in by.items()} for kind, by in kinds.items()}
+        spread = {k: {n: round(stdev(v), 4) for n, v in by.items() if len(v) > 1} for k, by in kinds.items()}
+        cost = {"bytes": {}, "seconds": {}}
+        for name, sent in _by_method(
+            [{**row, "bytes": row["bytes_up"] + row["bytes_down"]} for row in rows], "bytes"
+        ).items():
+            cost["bytes"][name] = round(fmean(sent))
+        for name, seconds in _by_method(rows, "seconds").items():
+            cost["seconds"][name] = round(fmean(seconds), 1)
+        found.append({**head, "skew": skews[split], **means, "league": True, "deviation": spread, **cost})
+    return found
+
+
+def _by_method(rows: Sequence[Mapping[str, Any]], name: str) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        if row.get(name) is not None:
+            found.setdefault(row["method"], []).append(row[name])
+    return found
 
 
 def method(row: str, words: Sequence[str]) -> str | None:
@@ -100,7 +153,8 @@ def text() -> str:
     cells = DATA / "evidence.json"
     before = json.loads(FILE.read_text("utf-8"))["results"] if FILE.is_file() else []
     published = json.loads((DATA / "published.json").read_text("utf-8"))
-    whole = built(published, json.loads(cells.read_text("utf-8")) if cells.is_file() else [], before)
+    league = json.loads((DATA / "league.json").read_text("utf-8")) if (DATA / "league.json").is_file() else None
+    whole = built(published, json.loads(cells.read_text("utf-8")) if cells.is_file() else [], before, league)
     lines = ",\n  ".join(json.dumps(result, allow_nan=False) for result in whole["results"])
     return f'{{\n "format": 1,\n "usual": {json.dumps(whole["usual"])},\n "results": [\n  {lines}\n ]\n}}\n'
 

@@ -6,12 +6,15 @@ picture without a description, a page that nothing leads to) is said, and the ex
 
 from __future__ import annotations
 
+import io
+import json
 import re
 import shutil
 import sys
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path, PurePosixPath
 from posixpath import normpath, relpath
 from urllib.parse import unquote, urlsplit
@@ -19,27 +22,51 @@ from urllib.parse import unquote, urlsplit
 from jinja2 import Environment
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import get_lexer_by_name
+from pygments.util import ClassNotFound
 
 ROOT = Path(__file__).resolve().parents[1]
 NAVIGATION = {
     "Start": ("README.md", "docs/quickstart.md", "docs/concepts.md", "docs/faq.md"),
-    "Methods": ("docs/choose.md", "docs/methods.md", "docs/papers.md"),
-    "Do more": ("docs/extend.md", "docs/faults.md", "docs/machines.md", "docs/deploy.md", "docs/coming-from.md"),
-    "Know more": ("docs/privacy.md", "docs/speed.md", "docs/architecture.md", "docs/decisions.md"),
+    "Methods": ("docs/choose.md", "docs/league.md", "docs/methods.md", "docs/papers.md"),
+    "Python": ("docs/python.md", "docs/use-your-model.md", "docs/api.md"),
+    "Do more": (
+        "docs/extend.md",
+        "docs/extend-data.md",
+        "docs/faults.md",
+        "docs/machines.md",
+        "docs/deploy.md",
+        "docs/coming-from.md",
+    ),
+    "Know more": (
+        "docs/privacy.md",
+        "docs/privacy-fedxds.md",
+        "docs/trust.md",
+        "docs/speed.md",
+        "docs/architecture.md",
+        "docs/decisions.md",
+    ),
     "Project": ("CONTRIBUTING.md", "docs/release.md", "CHANGELOG.md"),
     "Results": tuple(sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "results").glob("*.md"))),
 }
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**/*.md", "results/*.md")
-TEMPLATE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{{ title }} - FedLens</title><link rel="stylesheet" href="{{ up }}docs/site.css"></head><body>
-<details class="menu" open><summary>FedLens</summary><nav>{% for group, links in navigation.items() %}
-<h2>{{ group }}</h2><ul>{% for link in links %}
-<li{% if link.here %} class="here"{% endif %}><a href="{{ link.target }}">{{ link.title }}</a></li>{% endfor %}
-</ul>{% endfor %}</nav></details>
-<main>{{ body }}</main>
-<script>if (innerWidth < 800) document.querySelector(".menu").open = false</script></body></html>
-"""
+HERE = ROOT / "docs"
+SHELL = (
+    "fedlens",
+    "python",
+    "python3",
+    "pip",
+    "docker",
+    "kubectl",
+    "git",
+    "export",
+    "cd",
+    "$",
+    "flwr",
+)  # begin commands
+BREAKS = re.compile(r"(?<=\w)([./,=:])(?=\w)")  # of an identifier: a line may end after such a sign
 
 
 @dataclass
@@ -49,6 +76,7 @@ class Page:
     title: str = ""
     anchors: set[str] = field(default_factory=set)
     links: list[str] = field(default_factory=list)  # as they are written
+    contents: list[tuple[int, str, str]] = field(default_factory=list)  # level, anchor and text of headings
 
     @property
     def place(self) -> str:
@@ -63,6 +91,9 @@ def read(path: Path, markdown: MarkdownIt) -> Page:
             page.title = page.title or text
             token.attrs["id"] = anchor(text, page.anchors)
             page.anchors.add(str(token.attrs["id"]))
+            if token.tag in ("h2", "h3"):
+                page.contents.append((int(token.tag[1]), str(token.attrs["id"]), text))
+        find_formulas(token.children or [])
         for part in token.children or ():
             if part.type in ("link_open", "image"):
                 page.links.append(str(part.attrs["href" if part.type == "link_open" else "src"]))
@@ -110,12 +141,77 @@ def troubles(pages: dict[str, Page]) -> list[str]:
     return found
 
 
+def reader() -> MarkdownIt:
+    """Markdown as GitHub reads it, with highlighted code and formulas."""
+    markdown = MarkdownIt("commonmark").enable(["table", "strikethrough"])
+    markdown.add_render_rule("fence", lambda _, tokens, at, *__: block(tokens[at].info.strip(), tokens[at].content))
+    markdown.add_render_rule("code_inline", lambda _, tokens, at, *__: inline(tokens[at].content))
+    markdown.add_render_rule("formula", lambda _, tokens, at, *__: formula(tokens[at].content, 12))
+    return markdown
+
+
+def block(language: str, text: str) -> str:
+    """Code in colours; ```math as a formula."""
+    if language == "math":
+        return f'<div class="formula">{formula(text.strip(), 15)}</div>\n'
+    first = text.split(maxsplit=1)[0] if text.split() else ""
+    name = language.split()[0] if language else "bash" if first in SHELL or text.startswith("#") else ""
+    try:
+        lexer = get_lexer_by_name(name, stripnl=False, ensurenl=False) if name else None
+    except ClassNotFound:
+        lexer = None
+    shown = highlight(text, lexer, HtmlFormatter(nowrap=True)) if lexer else escape(text)
+    return f"<pre><code>{shown}</code></pre>\n"
+
+
+def inline(text: str) -> str:
+    """A long identifier may break after a sign, never within a word."""
+    shown = escape(text)
+    return "<code>" + (BREAKS.sub(r"\1<wbr>", shown) if len(text) > 24 else shown) + "</code>"
+
+
+def find_formulas(parts: list[Token]) -> None:
+    """$`...`$ within a line is a formula, as GitHub has it."""
+    for before, code, after in zip(parts, parts[1:], parts[2:], strict=False):
+        if code.type == "code_inline" and before.content.endswith("$") and after.content.startswith("$"):
+            code.type, before.content, after.content = "formula", before.content[:-1], after.content[1:]
+
+
+def formula(text: str, size: float) -> str:
+    """As SVG in the colour of the text: matplotlib sets it, so that no page needs a script from elsewhere."""
+    from matplotlib import mathtext
+    from matplotlib.font_manager import FontProperties
+
+    drawn = io.BytesIO()
+    mathtext.math_to_image(f"${text}$", drawn, FontProperties(size=size), dpi=72, format="svg")
+    svg = drawn.getvalue().decode()
+    svg = svg[svg.index("<svg") :].replace("<svg", f'<svg role="img" aria-label="{escape(text, quote=True)}"', 1)
+    svg = re.sub(r"<metadata>.*?</metadata>|<rect[^>]*/>|<g id=\"patch_1\">.*?</g>", "", svg, flags=re.S)
+    return svg.replace("<g", '<g fill="currentColor"', 1)
+
+
+def sections(page: Page) -> Iterator[dict[str, str]]:
+    """A page by its headings, as text for the search."""
+    heading, at, words = page.title, page.place, list[str]()
+    for number, token in enumerate(page.tokens):
+        if token.type == "heading_open":
+            if words:
+                yield {"page": page.title, "heading": heading, "at": at, "text": " ".join(" ".join(words).split())}
+            heading = "".join(part.content for part in page.tokens[number + 1].children or ())
+            at, words = f"{page.place}#{token.attrs['id']}", []
+        elif token.type in ("fence", "code_block"):
+            words.append(token.content)
+        elif token.type == "inline":
+            words += [part.content for part in token.children or () if part.type in ("text", "code_inline")]
+    yield {"page": page.title, "heading": heading, "at": at, "text": " ".join(" ".join(words).split())}
+
+
 def build(out: Path) -> list[str]:
     """Write the site, and say what is amiss with it."""
-    markdown = MarkdownIt("commonmark").enable(["table", "strikethrough"])
+    markdown = reader()
     pages = {p.path: p for pattern in PAGES for p in (read(path, markdown) for path in sorted(ROOT.glob(pattern)))}
-    template = Environment(autoescape=False).from_string(TEMPLATE)
-    files = {"docs/site.css"}
+    template = Environment(autoescape=False).from_string((HERE / "site.html").read_text("utf-8"))
+    files = {"docs/site.css", "docs/site.js"}
     for page in pages.values():
         for token in page.tokens:
             for part in token.children or ():
@@ -136,9 +232,14 @@ def build(out: Path) -> list[str]:
             for group, paths in NAVIGATION.items()
         }
         body = markdown.renderer.render(page.tokens, markdown.options, {})
-        text = template.render(title=page.title, body=body, navigation=navigation, up="../" * page.place.count("/"))
+        contents = [(level, id, escape(text)) for level, id, text in page.contents]
+        more = {"contents": contents if len(contents) > 1 else [], "up": "../" * page.place.count("/")}
+        text = template.render(title=page.title, body=body, navigation=navigation, **more)
         (out / page.place).parent.mkdir(parents=True, exist_ok=True)
         (out / page.place).write_text(text, "utf-8")
+    entries = [entry for page in pages.values() for entry in sections(page)]
+    index = json.dumps(entries, ensure_ascii=False, separators=(",", ":"))
+    (out / "docs" / "search.js").write_text(f"window.SEARCH={index};\n", "utf-8")
     for path in files:
         (out / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / path, out / path)

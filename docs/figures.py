@@ -1,0 +1,93 @@
+"""Draws the figures of results pages whose runs are not kept, from results/data/figures.json: `python docs/figures.py`.
+
+Figures of runs come from `fedlens compare`, `fedlens reproduce` and the scripts of benchmarks/, as their pages say.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from fedlens.papers.registry import reproducible
+from fedlens.plots.style import COLOURS, caption, pyplot, save
+from fedlens.runs.grid import Grid
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+GREY = "#666666"
+Numbers = dict[str, dict[str, list[float]]]  # panel -> row -> one value a seed
+
+
+def numbers(figure: str) -> Numbers:
+    found: Numbers = {}
+    for row in json.loads((RESULTS / "data" / "figures.json").read_text("utf-8"))["rows"]:
+        if row["figure"] == figure:
+            found.setdefault(row["panel"], {}).setdefault(row["row"], []).append(row["accuracy"])
+    return found
+
+
+def paper(table: str) -> Grid:
+    grid = reproducible()[table]
+    assert isinstance(grid, Grid)
+    return grid
+
+
+def settings() -> Any:
+    """Methods alone and under FedXDS, a panel for each setting."""
+    ours = numbers("compose_settings")
+    methods = list(max(ours.values(), key=len))
+    figure, axes = pyplot().subplots(1, len(ours), figsize=(10.5, 3.2), sharey=True)
+    for axis, (panel, by) in zip(axes, ours.items(), strict=True):
+        for at, method in enumerate(methods):
+            if method in by:
+                axis.barh(at, by[method][0], color=COLOURS[0] if "FedXDS" in method else "#9aa4b1", height=0.7)
+            said = f" {by[method][0]:.1f}" if method in by else " not run"
+            axis.text(by.get(method, [0])[0], at, said, va="center", fontsize=8)
+        axis.set_title(panel.replace(", ", "\n", 1), fontsize=9)
+        axis.set(xlabel="accuracy, mean of last 10, %", label=panel, xlim=(0, 1.15 * max(max(v) for v in by.values())))
+        axis.set_yticks(range(len(methods)), methods)
+        axis.grid(axis="y", visible=False)
+    axes[0].invert_yaxis()
+    figure.tight_layout()
+    return figure
+
+
+def labels() -> Any:
+    """PSE's table 2 in earlier settings: a dot a seed beside the paper's numbers."""
+    ours, grid = numbers("pse_table2"), paper("pse/table2")
+    rows = [row for row in grid.rows if any(row in by for by in ours.values())]
+    figure, axes = pyplot().subplots(1, len(ours), figsize=(11, 4), sharey=True)
+    for axis, (panel, by) in zip(axes, ours.items(), strict=True):
+        for at, row in enumerate(rows):
+            if (theirs := grid.paper.get((row, panel))) is not None:
+                axis.plot(theirs.mean, at, "D", color=GREY, markerfacecolor="white", markersize=5)
+            values = by.get(row, [])
+            axis.plot(values, [at] * len(values), "o", color=COLOURS[0], alpha=0.75)
+            if values:
+                middle = sum(values) / len(values)
+                axis.annotate(
+                    f"{middle:.1f}", (middle, at), (0, 6), textcoords="offset points", ha="center", fontsize=8
+                )
+        axis.set(title=panel, label=panel, xlabel="accuracy, %")
+        axis.set_yticks(range(len(rows)), rows)
+    axes[0].invert_yaxis()
+    figure.tight_layout()
+    caption(
+        figure,
+        "pse/table2 in earlier settings: mean over clients of the accuracy on their test images. Dots: our runs, one "
+        "a seed; numbers: their means. Diamonds: the paper's. CIFAR-10 with 20 rounds instead of 100.",
+    )
+    return figure
+
+
+FIGURES = {"compose_settings": settings, "pse_table2": labels}
+
+
+def main() -> None:
+    for name, draw in FIGURES.items():
+        kinds = {".png": None}
+        print(save(draw(), RESULTS / name, metadata=kinds))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""Writes the tables of verdicts, and of runs at the papers' own protocols, into results/ and docs/papers.md.
+
+python docs/pages.py            writes what stands between the marks of each page
+python docs/pages.py --check    only says whether a page is stale, by its exit code
+
+claims.yaml has the claims and our verdicts; results/data/evidence.json the runs (`benchmarks/evidence.py --collect`).
+A new run fills its cells by itself; whether a verdict changes is for a reader of the numbers to say.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedlens.papers.registry import reproducible
+
+DOCS = Path(__file__).parent
+RESULTS = DOCS.parent / "results"
+VERDICTS = ("holds", "holds partly", "not confirmed", "does not hold", "not tested")
+STAND_IN = "model.weights=stand-in"
+HEAD = ("claim", "share of the protocol", "paper", "ours", "verdict", "why")
+Runs = Mapping[tuple[str, ...], Sequence[Mapping[str, Any]]]
+
+
+def runs() -> Runs:
+    """Runs of all seeds under (table, row, column, words over it)."""
+    file = RESULTS / "data" / "evidence.json"
+    found: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for cell in json.loads(file.read_text("utf-8")) if file.is_file() else []:
+        found.setdefault((cell["table"], cell["row"], cell["column"], *cell["over"]), []).append(cell)
+    return found
+
+
+def filled(text: str, known: Runs) -> str:
+    """With the numbers of cells in the place of their names; where none of them has run, no more than that."""
+    named = re.findall(r"\{([^}]+)\}", text)
+    if named and not any(known.get(tuple(name.split("|"))) for name in named):
+        return "not run"
+
+    def number(match: re.Match[str]) -> str:
+        values = [run["value"] for run in known.get(tuple(match[1].split("|")), ())]
+        return f"{statistics.mean(values):.1f}" if values else "not run"
+
+    return re.sub(r"\{([^}]+)\}", number, text)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def verdicts(paper: Mapping[str, Any], known: Runs, docs: bool = False) -> str:
+    """One row for each claim; in docs/ links begin there, and the claim's paper stands first."""
+    rows = []
+    for one in paper["claims"]:
+        assert one["verdict"] in VERDICTS, f"{one['verdict']!r} is no verdict; {', '.join(VERDICTS)}"
+        row = [filled(one[key], known) for key in ("claim", "share", "paper", "ours", "verdict", "why")]
+        row[4] = f"**{row[4]}**"
+        rows.append([f"[{paper['name']}](../results/{paper['page']})", *row[:1], row[4]] if docs else row)
+    return table(("paper", "claim", "verdict") if docs else HEAD, rows)
+
+
+def counted(claims: Mapping[str, Any]) -> str:
+    """How many claims have each verdict."""
+    found = [one["verdict"] for paper in claims.values() for one in paper["claims"]]
+    return f"{len(found)} claims: {', '.join(f'{verdict} {found.count(verdict)}' for verdict in VERDICTS)}."
+
+
+def cells(name: str, known: Runs) -> str:
+    """What has run at the paper's own protocol, in percent; a paper's number never stands beside stand-in weights."""
+    grids, rows = reproducible(), []
+    for (grid, row, column, *over), found in known.items():
+        if grid.partition("/")[0] != name:
+            continue
+        values = [run["value"] for run in found]
+        spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+        first, theirs = found[0], grids[grid].paper.get((row, column))
+        shown = "" if theirs is None or STAND_IN in first["words"] else f"{theirs.mean:.2f}"
+        changed = [word for word in over if word.partition("=")[0] not in ("rounds", "local.epochs")]
+        where = " ".join((column, *(f"`{word}`" for word in changed)))
+        size = f"{first['rounds']} x {first['epochs']}"
+        best = f"{100 * statistics.mean(run['accuracy_best'] for run in found):.1f}" if _all(found, "best") else ""
+        rows.append([row, where, size, str(len(values)), f"{statistics.mean(values):.2f}{spread}", best, shown])
+    if not rows:
+        return "No run yet."
+    head = ("row", "column", "rounds x epochs", "seeds", "ours, %", "best round, %", "paper, %")
+    machines = ", ".join(sorted({run["machine"] for found in known.values() for run in found}))
+    ran = f"`python benchmarks/evidence.py --papers {name} --runs DIR device=cuda precision=bf16` runs them"
+    more = "Curves, commands and seconds: [data/evidence.json](data/evidence.json)."
+    return f"{table(head, sorted(rows))}\n\n{ran}; {machines}. {more}"
+
+
+def _all(found: Sequence[Mapping[str, Any]], which: str) -> bool:
+    return all(run.get(f"accuracy_{which}") is not None for run in found)
+
+
+def replaced(text: str, mark: str, body: str) -> str:
+    """With this between the marks."""
+    begin, end = f"<!-- {mark}: made by `python docs/pages.py` -->", f"<!-- end of {mark} -->"
+    before, found, rest = text.partition(begin)
+    if not found or end not in rest:
+        raise SystemExit(f"no {begin} ... {end}")
+    return f"{before}{begin}\n\n{body}\n\n{end}{rest.partition(end)[2]}"
+
+
+def pages() -> dict[Path, str]:
+    claims, known = yaml.safe_load((DOCS / "claims.yaml").read_text("utf-8")), runs()
+    made = {}
+    for name, paper in claims.items():
+        path = RESULTS / paper["page"]
+        text = replaced(path.read_text("utf-8"), "verdicts", verdicts(paper, known))
+        made[path] = replaced(text, "cells", cells(name, known))
+    every = [verdicts(paper, known, docs=True).splitlines() for paper in claims.values()]
+    whole = "\n".join([counted(claims), "", *every[0][:2], *(line for lines in every for line in lines[2:])])
+    made[DOCS / "papers.md"] = replaced((DOCS / "papers.md").read_text("utf-8"), "verdicts", whole)
+    return made
+
+
+def main() -> None:
+    made = pages()
+    stale = [path for path, text in made.items() if path.read_text("utf-8") != text]
+    if "--check" in sys.argv[1:]:
+        sys.exit(f"stale, run `python docs/pages.py`: {', '.join(path.name for path in stale)}" if stale else 0)
+    for path in stale:
+        path.write_text(made[path], "utf-8")
+    print(f"{len(made)} pages, {len(stale)} of them written anew")
+
+
+if __name__ == "__main__":
+    main()
