@@ -3,7 +3,7 @@
 python3 start.py run [words]     train a federated model on 5,000 real digits (words go to `fedlens run`)
 python3 start.py test [words]    run the tests that are not slow (words go to pytest instead)
 python3 start.py test --fast     those of the core, of the methods and of three lanes: about a minute
-python3 start.py check           lint and type-check
+python3 start.py check           lint, prose of the pages, types
 """
 
 import os
@@ -19,6 +19,8 @@ TOOLS = HOME / ("Scripts" if os.name == "nt" else "bin")
 QUIET = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 # Some CPUs advertise matrix instructions that crash.
 QUIET["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_BF16"
+# Bytecode is kept, whatever the caller likes: else each of many processes compiles all of the package.
+QUIET["PYTHONDONTWRITEBYTECODE"] = ""
 
 FAST = ["tests/core", "tests/algorithms", "tests/engines/test_engines_agree.py::test_lanes_equal_sequential"]
 FAST += ["-m", "not slow and not thorough"]
@@ -62,6 +64,7 @@ def main() -> None:
         places = ["src", "tests", "benchmarks", "docs", "start.py"]
         call(TOOLS / "ruff", "check", *places, cwd=ROOT)
         call(TOOLS / "ruff", "format", "--check", *places, cwd=ROOT)
+        call(TOOLS / "python", "docs/check.py", "--fail", cwd=ROOT)
         call(TOOLS / "pyright", "--pythonpath", TOOLS / "python", "src", cwd=ROOT)
     else:
         sys.exit(__doc__)
