@@ -5,7 +5,12 @@ from importlib.util import find_spec
 import pytest
 
 from fedlens import config
-from fedlens.papers.needs import is_part, lacking, partial
+from fedlens.models.weights import STAND_IN
+from fedlens.papers.fedsls import tables as fedsls
+from fedlens.papers.fedsls.figures import FIGURES
+from fedlens.papers.figure_runs import Wanted
+from fedlens.papers.needs import is_part, lacking, partial, remarks, standing_in
+from fedlens.papers.table import gather
 
 
 def find_no_hub(name):
@@ -47,3 +52,34 @@ def test_weights(bare):
     (bare / "mine.safetensors").touch()
     assert needs(*stock, f"model.weights={bare / 'mine.safetensors'}") == []
     assert needs(*stock, f"model.weights={bare / 'other.safetensors'}") != []
+
+
+def test_a_stand_in_is_named_with_what_it_stands_for(bare):
+    (bare / "cifar100").mkdir()
+    for name in ("train.npz", "test.npz"):
+        (bare / "cifar100" / name).touch()
+    words = ("data=cifar100", "model=resnet18", "model.weights=stand-in")
+    assert remarks(config.read(None, words)) == ["not run here: needs the weights stand-in"]
+    (bare / "weights").mkdir()
+    (bare / STAND_IN).touch()
+    part, weights = remarks(config.read(None, words))
+    assert part == "on a part of the images here: for the paper's needs all of cifar100"
+    assert weights == "from stand-in weights here: for the paper's needs ImageNet weights of resnet18"
+    assert standing_in(config.read(None, ["data=mnist5k", "model=resnet18"])) == []
+    assert remarks(config.read(None, ["data=mnist5k"])) == []
+
+
+def test_no_papers_number_beside_a_stand_in_that_was_asked_for(tmp_path, monkeypatch):
+    """A machine that has PyTorch's weights may still be told to take the stand-in."""
+    monkeypatch.setenv("FEDLENS_DATA", str(tmp_path))
+    table, where = fedsls.tables()[0], ("fedsls", "cifar10/0.1")
+    assert table.columns[where[1]].instead == () and gather(table, tmp_path, ()).paper(*where).mean == 70.51
+    assert gather(table, tmp_path, ("model.weights=stand-in",)).paper(*where) is None
+
+
+def test_figure_5_asks_for_all_three_data_sets(bare):
+    work = next(figure.work for figure in FIGURES if figure.name == "fedsls/figure5")
+    efforts = work(Wanted((), 10_000, bare / "figure5"))
+    passes = {each.experiment.data.name: each.images(None) for each in efforts}
+    assert passes == {"cifar10": 15_000, "cifar100": 15_000, "tiny_imagenet": 30_000}  # six of each image
+    assert all("needs" in said for each in efforts for said in remarks(each.experiment))

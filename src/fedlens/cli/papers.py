@@ -85,15 +85,14 @@ def reproduce(
 def _figure(figure: Figure, wanted: Wanted, dry_run: bool, json: bool, printed: list[Path]) -> None:
     """Draw it, after what it is drawn from; or say what that would be."""
     from ..papers.figure_runs import SEED
-    from ..papers.needs import lacking
+    from ..papers.needs import remarks
     from ..runs.grid import is_done
 
     cells = [(cell, SEED) for cell in figure.runs(wanted) if not is_done(cell, wanted.out, SEED)]
     work = figure.work(wanted)
-    missing = dict.fromkeys(each for one in work for each in lacking(one.experiment))
     if dry_run:
         text = f"# {figure.name} looks at {wanted.images:,} images itself" if wanted.images else ""
-        said = [f"# not run here: needs {', '.join(missing)}"] if missing else []
+        said = dict.fromkeys(f"# {each}" for one in work for each in remarks(one.experiment))
         _print_commands(cells, wanted.out, json, [*([text] if text and not json else []), *said])
         return
     _say_how_long([cell for cell, _ in cells], work)
@@ -121,14 +120,11 @@ def _missing(grid: Grid, which: Which, seeds: list[int], place: Path) -> list[tu
 
 def _print_commands(missing: Sequence[tuple[Cell, int]], place: Path, json: bool, first: Sequence[str] = ()) -> None:
     """A command a line; before one that cannot run here, what it needs."""
-    from ..papers.needs import lacking, partial
+    from ..papers.needs import remarks
 
     lines = list(first)
     for cell, seed in missing:
-        if needs := lacking(cell.experiment):
-            lines.append(f"# not run here: needs {', '.join(needs)}")
-        elif parts := partial(cell.experiment):
-            lines.append(f"# on a part of the images here: for the paper's needs all of {', '.join(parts)}")
+        lines += [f"# {said}" for said in remarks(cell.experiment)]
         lines.append(cell.command(place, seed))
     if json:
         say_json([line for line in lines if not line.startswith("#")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .. import config
 from ..core.errors import BadInput
 from ..data import DataSource
 from ..experiment import Experiment
@@ -18,6 +19,25 @@ def lacking(experiment: Experiment) -> list[str]:
 def partial(experiment: Experiment) -> list[str]:
     """Names of data sets of which a part alone is here: a run begins, but on other images than the paper's."""
     return [source.name for source in sources(experiment) if is_part(_origin(source) or "")]
+
+
+def standing_in(experiment: Experiment) -> list[str]:
+    """Names of weights that others stand in for: a run begins, but from elsewhere than the paper's."""
+    if getattr(experiment.model, "weights", "") != "stand-in":
+        return []
+    return [f"ImageNet weights of {config.to_dict(experiment.model)['is']}"]
+
+
+def remarks(experiment: Experiment) -> list[str]:
+    """Sentences on what of the paper's own is not here."""
+    if needs := lacking(experiment):
+        return [f"not run here: needs {', '.join(needs)}"]
+    said = []
+    if parts := partial(experiment):
+        said.append(f"on a part of the images here: for the paper's needs all of {', '.join(parts)}")
+    if weights := standing_in(experiment):
+        said.append(f"from stand-in weights here: for the paper's needs {', '.join(weights)}")
+    return said
 
 
 def is_part(origin: str) -> bool:

@@ -20,7 +20,7 @@ from ..runs.rounds import Rounds
 from ..simulate.finish import GOES_WRONG, check_start, finish, reason
 from ..simulate.recorder import Watcher
 from ..simulate.settle import settled_alike, with_decision
-from .needs import is_part, lacking
+from .needs import is_part, lacking, standing_in
 
 NOT_HERE = "not run here: needs"
 
@@ -153,8 +153,9 @@ class PaperTable:
 
     @cached_property
     def standing_in(self) -> set[str]:
-        """Columns that run, or ran, on other data or weights than the paper's, as this machine has no others."""
-        here = {cell.column for cell in self.cells if set(cell.instead) & set(cell.changes)}
+        """Columns that run, or ran, on what stands in for the paper's data or weights, asked for or not."""
+        others = [cell for cell in self.cells if set(cell.instead) & set(cell.changes) or standing_in(cell.experiment)]
+        here = {cell.column for cell in others}
         return here | {column for (_, column), done in self.done.items() if any(one.part for one in done.values())}
 
     def write(self) -> None:

@@ -218,6 +218,19 @@ def _passes(count: float) -> Callable[[Wanted], list[Effort]]:
     return lambda wanted: [Effort(looking(wanted), lambda images: count * wanted.images)]
 
 
+def _likeness_passes(wanted: Wanted) -> list[Effort]:
+    """Each image of each data set so often through the network."""
+    if wanted.quick:
+        return _passes(6)(wanted)
+    experiment = looking(wanted)
+    shares = data_of(wanted, experiment)
+    whole = sum(shares.values())
+    return [
+        Effort(replace(experiment, data=source), lambda _, share=share: 6 * wanted.images * share / whole)
+        for source, share in shares.items()
+    ]
+
+
 def _copies(share: float) -> Callable[[Wanted], list[Effort]]:
     """A share of all clients trains a copy of the model and looks at its images."""
 
@@ -243,7 +256,7 @@ FIGURES = [
         "SSIM, cosine and distance of latents to their images",
         10_000,
         likeness_boxes,
-        work=_passes(6),
+        work=_likeness_passes,
         few=80,
     ),
     Figure(
