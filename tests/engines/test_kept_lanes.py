@@ -8,6 +8,7 @@ import torch
 from fedlens.algorithms import FedAvg, FedPer, Scaffold
 from fedlens.core.batches import Federation
 from fedlens.core.network import Network
+from fedlens.core.optimizer import Sgd
 from fedlens.core.rng import seeded
 from fedlens.core.run import run
 from fedlens.engines import lanes
@@ -59,6 +60,20 @@ def test_kept_lanes_give_the_bits_of_new_ones(monkeypatch):
     assert len({id(place) for place in kept[:3]}) == 1
     assert len(built) - apart < apart
     assert lanes._shelf.places == [] and not lanes._shelf.is_open
+
+
+def test_lanes_of_the_last_run_alone_are_kept():
+    """Every rate of a search is a recording of its own: a hundred of them would fill a device."""
+    plan, kept = replace(PLAN, rounds=1, epochs=1), []
+    with recordings_kept():
+        for rate in (0.1, 0.2, 0.3, 0.3):
+            engine = Lanes(net(1), clients(), lanes=2)
+            run(FedAvg(), engine.net, engine, replace(plan, optimizer=Sgd(rate)))
+            engine.close()
+            kept.append({stage: [*free] for stage, free in lanes._shelf.places[0].free.items()})
+    assert [[stage.optimizer.lr for stage in free] for free in kept] == [[0.1], [0.2], [0.3], [0.3]]
+    (before,), (after,) = (free.values() for free in kept[-2:])
+    assert {id(lane) for lane in before} == {id(lane) for lane in after}  # the same settings again: the same lanes
 
 
 @pytest.mark.parametrize(

@@ -248,8 +248,10 @@ class Lanes(Sequential):
         ]
         self.count, self.recorded = lanes, record and self.home.type == "cuda"
         self.compile_seconds = 0.0  # until the first compiled step was recorded; 0: none was
+        self._asked: set[Stage] = set()
 
     def run(self, job: Job, cohort: Sequence[int]) -> list[Reply]:
+        self._asked.add(job.stage)
         jobs = [place.take_in(job) for place in self.places]
         waiting = deque(sorted(cohort, key=lambda i: (-len(self.federation.train[i]), i)))
         seated: list[Lane] = []
@@ -278,6 +280,9 @@ class Lanes(Sequential):
     def close(self) -> None:
         """Recorded graphs hold device memory: give it back before the next run of this process, or hand them to it."""
         if _shelf.is_open:
+            for place in self.places:  # what this run had no use for goes: a hundred runs must not fill the device
+                place.free = {stage: free for stage, free in place.free.items() if stage in self._asked}
+                place.rooms = {stage: room for stage, room in place.rooms.items() if stage in self._asked}
             _shelf.places = self.places
             return
         for place in self.places:
