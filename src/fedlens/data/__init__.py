@@ -14,6 +14,7 @@ from .sources.hub import Hub
 from .sources.modalities import Modalities
 from .sources.pfllib import Pfllib
 from .sources.photos import Celeba, Cinic10, TinyImagenet
+from .sources.sample import Sample
 from .sources.small import Cifar10, Cifar100, FashionMnist, Mnist, Mnist5k
 from .sources.table import Table
 from .split import Skew, Split, skew
@@ -35,6 +36,7 @@ DATASETS: dict[str, type[DataSource]] = {
     "pfllib": Pfllib,
     "hub": Hub,
     "modalities": Modalities,
+    "sample": Sample,
 }
 
 OWN_FILES = {".npz": "npz", ".csv": "table", ".tsv": "table", ".parquet": "table"}  # data=FILE is short for them
