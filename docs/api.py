@@ -1,7 +1,7 @@
-"""Writes docs/api.md, from the type hints and docstrings of everything in `fedlens.__all__`.
+"""Writes the API pages, from the type hints and docstrings of everything in `fedlens.__all__`.
 
-python docs/api.py            writes it
-python docs/api.py --check    only says whether it is stale, by its exit code
+python docs/api.py            writes docs/api.md and docs/api-experiment.md
+python docs/api.py --check    only says whether one is stale, by its exit code
 """
 
 from __future__ import annotations
@@ -10,23 +10,37 @@ import dataclasses
 import inspect
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import fedlens
 from cards import comments, table
 
-PAGE = Path(__file__).parent / "api.md"
+HERE = Path(__file__).parent
 MADE = "<!-- made by `python docs/api.py` from the code: change that -->"
-TOP = """You will find every name that `import fedlens` has, with its types and what it does. How to use them:
-[from Python](python.md), [use your model](use-your-model.md)."""
+SETTINGS = ("Experiment", "LocalTraining", "Evaluation", "Execution")  # on a page of their own
+TOP = """You will find what `import fedlens` runs, loads and returns, with its types. Settings of an experiment have a
+[page of their own](api-experiment.md). How to use them: [from Python](python.md),
+[use your model](use-your-model.md)."""
+TOP_SETTINGS = """You will find every setting of an experiment, with its type and default. What runs one and what comes
+back: [API](api.md). How to use them: [from Python](python.md)."""
 
 
-def page() -> str:
-    parts = ["# API", MADE, TOP]
-    for name in fedlens.__all__:
-        if not name.startswith("__"):
-            parts += described(name, getattr(fedlens, name))
+def pages() -> dict[Path, str]:
+    """Both pages: each public name is on one of them."""
+    names = [name for name in fedlens.__all__ if not name.startswith("__")]
+    rest = [name for name in names if name not in SETTINGS]
+    return {
+        HERE / "api.md": page("API", TOP, rest),
+        HERE / "api-experiment.md": page("API: settings of an experiment", TOP_SETTINGS, SETTINGS),
+    }
+
+
+def page(title: str, top: str, names: Iterable[str]) -> str:
+    parts = [f"# {title}", MADE, top]
+    for name in names:
+        parts += described(name, getattr(fedlens, name))
     return "\n\n".join(parts) + "\n"
 
 
@@ -104,12 +118,14 @@ def default(field: dataclasses.Field[Any]) -> str:
 
 
 def main() -> None:
-    text = page()
+    texts = pages()
     if "--check" in sys.argv:
-        if not PAGE.exists() or PAGE.read_text("utf-8") != text:
-            raise SystemExit("docs/api.md is stale: python docs/api.py")
+        stale = [path.name for path, text in texts.items() if not path.exists() or path.read_text("utf-8") != text]
+        if stale:
+            raise SystemExit(f"docs/{' and docs/'.join(stale)} stale: python docs/api.py")
         return
-    PAGE.write_text(text, "utf-8")
+    for path, text in texts.items():
+        path.write_text(text, "utf-8")
 
 
 if __name__ == "__main__":

@@ -29,9 +29,9 @@ from pygments.util import ClassNotFound
 
 ROOT = Path(__file__).resolve().parents[1]
 NAVIGATION = {
-    "Start": ("README.md", "docs/quickstart.md", "docs/concepts.md", "docs/faq.md"),
+    "Start": ("README.md", "docs/your-images.md", "docs/quickstart.md", "docs/concepts.md", "docs/faq.md"),
     "Methods": ("docs/choose.md", "docs/league.md", "docs/methods.md", "docs/papers.md"),
-    "Python": ("docs/python.md", "docs/use-your-model.md", "docs/api.md"),
+    "Python": ("docs/python.md", "docs/use-your-model.md", "docs/api.md", "docs/api-experiment.md"),
     "Do more": (
         "docs/extend.md",
         "docs/extend-data.md",
