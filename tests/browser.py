@@ -17,6 +17,8 @@ import pytest
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium (Debian package of that name) here")
+AXE = Path(os.environ.get("FEDLENS_AXE", "node_modules/axe-core/axe.min.js"))  # npm install axe-core
+needs_axe = pytest.mark.skipif(not AXE.is_file(), reason="FEDLENS_AXE does not name axe.min.js (npm package axe-core)")
 _OFF = ("gpu", "dev-shm-usage", "background-networking", "component-update", "sync", "extensions")
 _FLAGS = (
     *(f"--disable-{name}" for name in _OFF),
@@ -215,3 +217,13 @@ class Page:
     def requests(self) -> list[str]:
         """Addresses that were asked for."""
         return [event["request"]["url"] for event in self.browser.events(self.session, "Network.requestWillBeSent")]
+
+
+def axe(page: Page) -> tuple[int, list[str]]:
+    """How many rules of axe-core the page passes, and what it finds, with the effect it names."""
+    page.evaluate(f"{AXE.read_text('utf-8')};0")
+    passed, found = page.evaluate(
+        "axe.run(document).then((r) => [r.passes.length, r.violations.map((v) => `${v.impact} ${v.id}: `"
+        " + v.nodes.map((n) => n.html).slice(0, 3))])"
+    )
+    return passed, found

@@ -1,14 +1,40 @@
 """The documents' site in a real Chromium."""
 
-from browser import Chromium, needs_chromium
+from pathlib import Path
+
+import pytest
+
+from browser import Chromium, axe, needs_axe, needs_chromium
 from test_docs import site
 
+pytestmark = needs_chromium
 
-@needs_chromium
-def test_search_copy_and_menu_in_a_browser(tmp_path):
-    site().build(tmp_path)
-    where = (tmp_path / "docs" / "methods" / "scaffold.html").as_uri()
-    with Chromium() as browser, browser.open(where, 1400, 900) as page:
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("site")
+    site().build(out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with Chromium() as started:
+        yield started
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [1400, 390])
+@needs_axe
+def test_axe_finds_nothing(browser, built, width, dark):
+    for name in ("index.html", "docs/quickstart.html", "docs/methods/scaffold.html", "docs/api.html"):
+        with browser.open((built / name).as_uri(), width, 900, phone=width < 800, dark=dark) as page:
+            passed, found = axe(page)
+            assert passed > 15 and found == [], name
+
+
+def test_search_copy_and_menu_in_a_browser(browser, built):
+    with browser.open((built / "docs" / "methods" / "scaffold.html").as_uri(), 1400, 900) as page:
         page.until("document.querySelectorAll('.copy').length > 0")
         assert page.evaluate(
             "document.querySelectorAll('main pre').length === document.querySelectorAll('.copy').length"

@@ -5,25 +5,16 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from browser import Chromium, Page, needs_chromium
-from fedlens.ui.server import LiveServer
+from browser import needs_chromium
+from live_page import NAMES, SIZES, address, opened, quiet, serving
 from test_report import SMALL, hostile, run
 
 pytestmark = needs_chromium
-SIZES = {"laptop": (1280, 800, False), "phone": (360, 740, True)}
-NAMES = "[...document.querySelectorAll('.runs .name')].map((e) => e.textContent)"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with Chromium() as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")
@@ -38,40 +29,6 @@ def folder(tmp_path_factory) -> Path:
     broken = Path(shutil.copytree(root / "scaffold-0", root / "broken"))
     (broken / "config.yaml").write_text("{")
     return root
-
-
-@pytest.fixture
-def served(folder):
-    with _served(folder) as server:
-        yield server
-
-
-class _served:
-    def __init__(self, folder: Path, port: int = 0, token: str = ""):
-        self.server = LiveServer(folder, port=port, token=token)
-
-    def __enter__(self) -> LiveServer:
-        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
-        return self.server
-
-    def __exit__(self, *_: object) -> None:
-        self.server.shutdown()
-        self.server.server_close()
-
-
-def address(server: LiveServer) -> str:
-    return f"http://127.0.0.1:{server.server_address[1]}/"
-
-
-def opened(browser: Chromium, server: LiveServer, size: str = "laptop", more: str = "", dark: bool = False) -> Page:
-    width, height, phone = SIZES[size]
-    page = browser.open(address(server) + more, width, height, phone=phone, dark=dark)
-    page.until("document.querySelector('.runs tbody tr, .bar svg') !== null")
-    return page
-
-
-def quiet(page: Page, server: LiveServer) -> bool:
-    return page.errors == [] and all(each.startswith(address(server)) for each in page.requests)
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
@@ -98,7 +55,7 @@ def test_each_number_says_whose_it_is(browser, tmp_path):
         "Object.fromEntries([...document.querySelectorAll('.runs tbody tr')].map((e) => ["
         "e.querySelector('.name').textContent, e.querySelector('small').textContent]))"
     )
-    with _served(tmp_path) as server, opened(browser, server) as page:
+    with serving(tmp_path) as server, opened(browser, server) as page:
         assert page.evaluate(shown) == {"fedavg": "global", "local": "personal", "fedavg+ft": "personal"} and quiet(
             page, server
         )
@@ -109,7 +66,7 @@ def test_each_number_says_whose_it_is(browser, tmp_path):
 def test_the_headline_does_not_speak_before_the_server_has(browser, tmp_path):
     said = "document.querySelector('main').innerText.trim()"
     silent = "window.EventSource = class { constructor() { window.source = this; } };"
-    with _served(tmp_path) as server, browser.open(address(server), 1280, 800) as page:
+    with serving(tmp_path) as server, browser.open(address(server), 1280, 800) as page:
         page.call("Page.addScriptToEvaluateOnNewDocument", source=silent)
         page.call("Page.reload")
         page.until("window.source && document.querySelector('main h1') !== null")
@@ -193,7 +150,7 @@ def start(out: Path, *words: str) -> subprocess.Popen:
 def test_a_run_appears_grows_and_is_stopped(browser, tmp_path):
     root = tmp_path / "runs"
     root.mkdir()
-    with _served(root) as server, browser.open(address(server), 1280, 800) as page:
+    with serving(root) as server, browser.open(address(server), 1280, 800) as page:
         page.until("document.querySelector('main').innerText.includes('no run in this folder yet')")
         process = start(root / "live", "rounds=2000", "algorithm=fedprox", "local.steps=20")
         page.until(f"{NAMES}.join() === 'live'", 60)
@@ -215,12 +172,12 @@ def test_a_run_appears_grows_and_is_stopped(browser, tmp_path):
 
 
 def test_it_says_when_the_server_is_gone_and_goes_on_when_it_is_back(browser, folder):
-    with _served(folder) as server:
+    with serving(folder) as server:
         port, page = server.server_address[1], opened(browser, server)
         assert page.evaluate("document.querySelector('.lost').hidden")
     with page:
         page.until("!document.querySelector('.lost').hidden", 15)
-        with _served(folder, port=port):
+        with serving(folder, port=port):
             page.until("document.querySelector('.lost').hidden", 20)
             assert page.evaluate("document.querySelectorAll('.runs tbody tr').length") == 4
 
@@ -228,7 +185,7 @@ def test_it_says_when_the_server_is_gone_and_goes_on_when_it_is_back(browser, fo
 def test_markup_in_a_run_stays_text(browser, folder, tmp_path):
     copy = hostile(Path(shutil.copytree(folder / "fedavg-1", tmp_path / "runs" / "<img src=x onerror=hacked=1>")))
     (copy / "log.txt").open("a").write("note: <img src=x onerror=window.hacked=1>\n")
-    with _served(tmp_path / "runs") as server, opened(browser, server) as page:
+    with serving(tmp_path / "runs") as server, opened(browser, server) as page:
         page.click(".runs .name")
         page.until("document.querySelector('main li')?.textContent.includes('onerror')")
         assert page.evaluate("window.hacked") is None and page.evaluate("document.images.length") == 0
@@ -236,7 +193,7 @@ def test_markup_in_a_run_stays_text(browser, folder, tmp_path):
 
 
 def test_a_token_opens_the_page_and_leaves_its_address(browser, folder):
-    with _served(folder, token="a-long-secret-word") as server:
+    with serving(folder, token="a-long-secret-word") as server:
         with browser.open(f"{address(server)}?token=a-long-secret-word") as page:
             page.until("document.querySelectorAll('.runs tbody tr').length === 4")
             assert page.evaluate("location.href") == address(server) and page.errors == []
@@ -247,7 +204,7 @@ def test_a_token_opens_the_page_and_leaves_its_address(browser, folder):
 
 def test_another_origin_can_neither_read_nor_stop(browser, served, folder):
     """A page of another port on the same machine: same site, other origin."""
-    with _served(folder) as other, browser.open(address(other)) as page:
+    with serving(folder) as other, browser.open(address(other)) as page:
         script = "fetch('{}', {{method: '{}', mode: '{}'}}).then((r) => r.status, () => 'refused')"
         for mode in ("cors", "no-cors"):
             assert page.evaluate(script.format(f"{address(served)}stop?run=fedavg-0", "POST", mode)) in ("refused", 0)

@@ -2,30 +2,22 @@
 
 import fcntl
 import json
-import os
 import shutil
 from pathlib import Path
 
 import pytest
 
-from browser import Chromium, Page, needs_chromium
+from browser import Page, axe, needs_axe, needs_chromium
 from fedlens.runs.labels import label
+from live_page import NAMES, SIZES, address, opened, quiet, serving
 from test_report import run
 from test_ui import grow, synthetic
-from test_ui_browser import NAMES, SIZES, _served, address, opened, quiet
 
 pytestmark = needs_chromium
-AXE = Path(os.environ.get("FEDLENS_AXE", "node_modules/axe-core/axe.min.js"))  # npm install axe-core
 LINES = "document.querySelectorAll('#comparison .two > :first-child .line:not(.raw)').length"
 ACCURACY = "#comparison .two > :first-child .plot"
 ABOUT = "document.querySelector('#comparison .plot')?.ariaLabel"
 ALL = "thead input"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with Chromium() as started:
-        yield started
 
 
 @pytest.fixture(scope="module")
@@ -40,12 +32,6 @@ def folder(tmp_path_factory) -> Path:
     run(root / "table-1" / "faults", *faults, "algorithm=fedper")
     label(root / "table-1" / "scaffold-1", tags=["paper"], note="checked by hand")
     return root
-
-
-@pytest.fixture
-def served(folder):
-    with _served(folder) as server:
-        yield server
 
 
 def find(page: Page, words: str) -> list[str]:
@@ -192,7 +178,7 @@ def test_zoom_by_hand_and_by_keys(browser, tmp_path):
     synthetic(tmp_path / "runs" / "long", 1000)
     window = "['from', 'to'].map((n) => Number(new URLSearchParams(location.hash.slice(1)).get(n) ?? NaN))"
     points = "document.querySelector('#comparison .two > :first-child .line').points.length"
-    with _served(tmp_path / "runs") as server, opened(browser, server) as page:
+    with serving(tmp_path / "runs") as server, opened(browser, server) as page:
         page.click("input[aria-label='Compare long']")
         page.until(f"{LINES} === 1")
         coarse = page.evaluate(points)
@@ -251,7 +237,7 @@ def test_the_tab_says_how_long_it_takes(browser, tmp_path):
     (path / "config.yaml").write_text(text.replace("rounds: 4\n", "rounds: 400\n"))
     (path / "passport.json").unlink()
     grow(path, 4, 40, 400)  # half a second each
-    with open(path / "lock", "a") as lock, _served(path.parent) as server:
+    with open(path / "lock", "a") as lock, serving(path.parent) as server:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with opened(browser, server) as page:
             page.until("document.title === '3.0 min left · 1 running · FedLens'")
@@ -282,7 +268,7 @@ def test_two_hundred_runs_of_a_thousand_rounds_stay_smooth(browser, tmp_path):
         drawn = "requestAnimationFrame(() => setTimeout(() => done(performance.now() - t)))"
         return page.evaluate(f"new Promise((done) => {{ const t = performance.now(); {script}; {drawn}; }})")
 
-    with _served(root) as server, opened(browser, server) as page:
+    with serving(root) as server, opened(browser, server) as page:
         page.until("document.querySelectorAll('.runs tbody tr').length === 200", 60)
         page.until("document.querySelector('[data-sort=\"set.local.lr\"]') !== null")
         told = {"list": sent(page)}
@@ -306,7 +292,7 @@ def test_damaged_runs_cost_themselves_alone(browser, folder, tmp_path):
     next((root / "scaffold-0" / "bytes.parquet").iterdir()).write_bytes(b"PAR1")
     next((root / "scaffold-1" / "metrics.parquet").iterdir()).write_bytes(b"PAR1")
     shutil.rmtree(root / "faults" / "metrics.parquet")
-    with _served(root.parent) as server, opened(browser, server, more="#axis=bytes") as page:
+    with serving(root.parent) as server, opened(browser, server, more="#axis=bytes") as page:
         page.until("document.querySelectorAll('.runs tbody tr').length === 6")
         page.click(ALL)
         page.until(f"{LINES} >= 2")
@@ -318,11 +304,9 @@ def test_damaged_runs_cost_themselves_alone(browser, folder, tmp_path):
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.skipif(not AXE.is_file(), reason="FEDLENS_AXE does not name axe.min.js (npm package axe-core)")
+@needs_axe
 def test_axe_finds_nothing(browser, served, size, dark):
     width, height, phone = SIZES[size]
-    check = ("axe.run(document).then((r) => [r.passes.length, r.violations.map((v) => `${v.impact} ${v.id}: `"
-             " + v.nodes.map((n) => n.html).slice(0, 3))])")  # fmt: skip
     views = {
         "": "document.querySelectorAll('.runs tbody tr').length === 6",
         "#tick=table-1%2Ffedavg-0&tick=table-1%2Fscaffold-1&group=method": f"{LINES} === 2",
@@ -332,8 +316,7 @@ def test_axe_finds_nothing(browser, served, size, dark):
         with browser.open(address(served) + view, width, height, phone=phone, dark=dark) as page:
             page.until(ready)
             page.evaluate("document.querySelectorAll('details').forEach((e) => { e.open = true; })")
-            page.evaluate(f"{AXE.read_text()};0")
-            passed, found = page.evaluate(check)
+            passed, found = axe(page)
             assert passed > 15 and found == []
 
 

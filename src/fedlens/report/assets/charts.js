@@ -32,8 +32,17 @@ function keepers(name, image, about) {
     button("PNG", async () => handOver(`${slug(name)}.png`, await pixels(standalone(image(), about())), "image/png")), said);
 }
 
-// The same picture without this page: colours and letters are written into it.
+// The same picture without this page: colours and letters are written into it, dark on white whatever the page's theme.
 function standalone(image, about) {
+  const root = document.documentElement, { theme } = root.dataset;
+  root.dataset.theme = "light";
+  try {
+    return coloured(image, about);
+  } finally {
+    if (theme) root.dataset.theme = theme; else delete root.dataset.theme;
+  }
+}
+function coloured(image, about) {
   const copy = image.cloneNode(true), [, , width, height] = image.getAttribute("viewBox").split(" ").map(Number);
   const theirs = [image, ...image.querySelectorAll("*")], ours = [copy, ...copy.querySelectorAll("*")];
   theirs.forEach((node, at) => {
@@ -43,7 +52,7 @@ function standalone(image, about) {
     for (const name of KEPT) ours[at].setAttribute(name, style.getPropertyValue(name));
   });
   fill(copy, { xmlns: SVG, width, height, overflow: "visible" }, []);
-  copy.prepend(drawn("title", {}, about), drawn("rect", { width, height, fill: getComputedStyle(document.body).backgroundColor }));
+  copy.prepend(drawn("title", {}, about), drawn("rect", { width, height, fill: "#ffffff" }));
   return { text: new XMLSerializer().serializeToString(copy), width, height };
 }
 
