@@ -67,6 +67,35 @@ def test_list_sorts_and_tells_of_damage(call, place):
     assert call("list", "nowhere", code=2).startswith("there is no folder nowhere")
 
 
+def test_a_list_fits_eighty_columns(monkeypatch, capsys):
+    """What all runs share is said once, above the table; no number is wrapped."""
+    from fedlens.cli import runs
+
+    row = {"method": "scaffold", "data": "mnist5k", "seed": 0, "round": 8, "rounds": 8, "accuracy": 0.867, "tags": []}
+    row |= {"bytes": 271e6, "seconds": 27.0, "state": "done", "began": 1_000_000_000_000, "trouble": ""}
+    names = [f"runs/a-long-name-of-a-table/scaffold/seed{seed}" for seed in range(3)]
+    monkeypatch.setattr(runs, "run_rows", lambda _: [row | {"run": name, "seed": at} for at, name in enumerate(names)])
+
+    def listed(columns: int) -> list[str]:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        runs.list_known([], False, "run", False, "", False)
+        return capsys.readouterr().out.splitlines()
+
+    narrow, wide = listed(80), listed(140)
+    assert max(map(len, narrow)) <= 80 and max(map(len, wide)) > 80
+    assert (
+        narrow[0]
+        == (
+            "All: data mnist5k, state done, round 8/8, method scaffold, run below runs/a-long-name-of-a-table/scaffold/"
+        )[:80].rpartition(" ")[0]
+    )
+    assert [line.split()[:4] for line in narrow if line.startswith("seed")] == [
+        [f"seed{seed}", str(seed), "86.70", "%"] for seed in range(3)
+    ]
+    assert sum(names[0] in line and "mnist5k" in line for line in wide) == 1 and "All:" not in wide[0]
+    assert not any("tags" in line for line in wide)  # nobody has any
+
+
 def test_show_names_what_is_not_usual(call):
     call("note", "runs/b", "the learning rate was wrong")
     said = call("show", "runs/b")

@@ -95,6 +95,12 @@ def print_text(text: str, indent: str = "") -> None:
         print(textwrap.fill(line, columns() or 10**6, subsequent_indent=indent, break_on_hyphens=False))
 
 
+def needed(rows: list[dict[str, Any]]) -> int:
+    """Columns of a terminal that these rows take as a table in which nothing is wrapped."""
+    keys = dict.fromkeys(key for row in rows for key in row)
+    return sum(max(len(key), *(len(_cell(row.get(key, ""))) for row in rows)) + 2 for key in keys) - 2
+
+
 def print_rows(rows: list[dict[str, Any]], wide: bool = False) -> None:
     """A table that fits the terminal, numbers to the right. `wide`: in a file a line may be long."""
     from rich.box import SIMPLE_HEAD
@@ -105,7 +111,7 @@ def print_rows(rows: list[dict[str, Any]], wide: bool = False) -> None:
     console = Console(width=200 if wide and not sys.stdout.isatty() else None)
     keys = list(dict.fromkeys(key for row in rows for key in row))
     cells = {key: [_cell(row.get(key, "")) for row in rows] for key in keys}
-    is_tight = sum(max(map(len, (key, *column))) + 2 for key, column in cells.items()) > console.width
+    is_tight = needed(rows) > console.width
     if is_tight:  # deviations close up first
         cells = {key: [cell.replace(" ± ", "±") for cell in column] for key, column in cells.items()}
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)  # all the room is theirs

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from .format import Json, print_rows, say_json
+from .format import Json, columns, needed, print_rows, print_text, say_json
 from .methods import method_rows
 
 Tags = Annotated[list[str] | None, typer.Option("--tag", help="A word to find it by; may be given several times.")]
@@ -57,16 +59,22 @@ def list_known(
         say_json({"runs": rows})
         return
     if rows:
-        print_rows([_readable(row) for row in rows], wide=True)
+        shown, shared = _fitted([_readable(row) for row in rows])
+        print_text(shared) if shared else None
+        print_rows(shown)
     for row in rows:
         if row["state"] == "corrupt":
             print(f"{row['run']}: {row['trouble']}")
-    print(f"{len(rows)} run{'s' * (len(rows) != 1)}; `fedlens show RUN` tells more")
+    if rows:
+        print(f"{len(rows)} run{'s' * (len(rows) != 1)}; `fedlens show RUN` tells more")
+    else:
+        print(f"no runs below {', '.join(folders or ['runs'])}{f' have the tag {tag}' if tag else ''}")
 
 
 def run_rows(folders: list[str]) -> list[dict[str, Any]]:
     """A row for each run below these folders, whole or not."""
     from ..core.errors import BadInput
+    from ..runs.folder import RunFolder
     from ..runs.labels import labels
     from ..runs.read import runs_in
     from ..ui.follow import Followed
@@ -79,6 +87,8 @@ def run_rows(folders: list[str]) -> list[dict[str, Any]]:
         row |= {"run": str(path), "tags": []}
         try:
             row["tags"] = labels(path)["tags"]
+            if row["state"] == "done" and (result := RunFolder(path).result()):  # the log has rounded numbers
+                row |= {"bytes": result["bytes_up"] + result["bytes_down"], "seconds": result["seconds"]}
         except BadInput as error:
             row |= {"state": "corrupt", "trouble": str(error)}
         found.append(row)
@@ -97,6 +107,30 @@ def _readable(row: dict[str, Any]) -> dict[str, Any]:
     return shown
 
 
+def _fitted(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
+    """The rows in as many columns as a terminal has, and what was taken out of them because all have it.
+
+    An accuracy is never wrapped for a word that every row repeats.
+    """
+    room, said = columns() or 80, []
+    rows = [
+        {name: value for name, value in row.items() if name != "tags" or any(r["tags"] for r in rows)} for row in rows
+    ]
+    for name in ("data", "state", "round", "method", "seed") if len(rows) > 1 else ():
+        if needed(rows) > room and len({row[name] for row in rows}) == 1:
+            said.append(f"{name} {rows[0][name]}")
+            rows = [{key: value for key, value in row.items() if key != name} for row in rows]
+    if needed(rows) > room:
+        day, year = time.strftime("%Y-%m-%d "), time.strftime("%Y-")
+        rows = [row | {"began": row["began"].removeprefix(day).removeprefix(year)} for row in rows]
+    above = [os.path.dirname(row["run"]) for row in rows]
+    above = "" if len({*map(os.path.isabs, above)}) > 1 else os.path.commonpath(above)
+    if needed(rows) > room and above:
+        said.append(f"run below {above}/")
+        rows = [row | {"run": row["run"].removeprefix(f"{above}/")} for row in rows]
+    return rows, f"All: {', '.join(said)}" if said else ""
+
+
 def show(run: Annotated[str, typer.Argument(help="The run's folder.")], json: Json = False) -> None:
     """One run: how far it is, its result, tags and notes, what differs from the defaults, and what to do next."""
     from .. import config
@@ -106,11 +140,10 @@ def show(run: Annotated[str, typer.Argument(help="The run's folder.")], json: Js
     from ..runs.read import flat, settings_of
 
     path = RunFolder.open(run).path
-    (row,), written = run_rows([str(path)]), labels(path)
+    (row,), written, result = run_rows([str(path)]), labels(path), RunFolder(path).result()
     usual, settings = flat(config.to_dict(Experiment())), flat(settings_of(path))
     changed = {key: value for key, value in settings.items() if usual.get(key, "") != value and key != "out"}
     if json:
-        result = RunFolder(path).result()
         say_json({**row, **written, "settings": settings, "changed": changed, "result": result})
         return
     for name, value in _readable(row).items():
@@ -118,11 +151,27 @@ def show(run: Annotated[str, typer.Argument(help="The run's folder.")], json: Js
             print(f"{name:9} {value}")
     if row["trouble"]:
         print(f"{'':9} {row['trouble']}")
+    for name, line in _result_lines(result or {}):
+        print(f"{name:9} {line}")
     print(f"{'settings':9} {' '.join(f'{key}={value}' for key, value in changed.items()) or 'as they are by default'}")
     for note in written["notes"]:
         print(f"{'note':9} {note['at']}  {note['text']}")
     resume = "" if row["state"] in ("done", "running") else f"fedlens resume {run}, "
     print(f"{'next':9} {resume}fedlens report {run}, fedlens explain {run}")
+
+
+def _result_lines(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What a complete run found beside its accuracy."""
+    from ..core.format import percent
+    from ..runs.measures import best_line, measure_line
+
+    for model, spread in (result.get("personal") or {}).items():
+        mean, worst = (percent(spread[part], 2) for part in ("mean", "worst_decile"))
+        yield "personal", f"{model}: mean {mean}, worst tenth {worst}"
+    if line := measure_line(result.get("measures") or {}):
+        yield "measures", line
+    if best := result.get("best"):
+        yield "best", best_line(best).removeprefix("best ")
 
 
 def remove(
