@@ -18,7 +18,7 @@ from fedlens.core.errors import BadInput
 from fedlens.core.run import run as run_rounds
 from fedlens.core.tree import Tree
 from fedlens.engines.sequential import Sequential
-from fedlens.flower import guard
+from fedlens.flower import client, guard
 from fedlens.flower.client import Trainer
 from fedlens.flower.contract import check_size, contract, experiment_of, order_of
 from fedlens.flower.ledger import ReleaseLedger, Spent
@@ -264,6 +264,8 @@ def test_every_network_can_be_measured_before_it_is_made():
         (("evaluate.measures=all",), {"detailed": 1}, ""),
         ((), {"validation": 1}, "does not have"),
         (("evaluate.validation=0.2",), {"validation": 1}, ""),
+        (("evaluate.validation=0.2",), {"validation": 1, "detailed": 1}, "does not have"),
+        (("evaluate.validation=0.2", "evaluate.watch=auroc"), {"validation": 1, "detailed": 1}, ""),
         ((), {"epochs": 10**9}, "does not have"),
     ],
 )
@@ -323,6 +325,7 @@ def test_two_questions_do_not_cancel_the_noise(tmp_path):
         "run": found.work(run="another"),
         "download": found.work(scale=1 + 1e-7),
         "seed": found.work(seed=12345),
+        "round": found.work(at=next(n for n, job in enumerate(found.jobs) if job.round == 1)),
     }
     uploads = {name: upload(node.answer(payload)) for name, payload in orders.items()}
     again = node.answer(orders["first"])[0]
@@ -334,7 +337,7 @@ def test_two_questions_do_not_cancel_the_noise(tmp_path):
     assert abs(std / expected - 1) < 0.03  # the difference has the variance of two noises
     ledger = node.node.ledger
     assert ledger is not None
-    assert [line["kind"] for line in ledger.lines()] == ["booked", "sent"] * 5
+    assert [line["kind"] for line in ledger.lines()] == ["booked", "sent"] * len(orders)
 
 
 def test_a_nodes_noise_has_the_mean_and_variance_of_the_simulations(tmp_path):
@@ -601,6 +604,37 @@ def test_the_owner_reads_a_new_contract_first(tmp_path):
     assert len(kept) == 2 and all(place.stat().st_mode & 0o077 == 0 for place in kept)
     assert upload(node.answer(found.work())).isfinite().all()
     assert set(node.answer(found.work(run="another"))[0].notes) == {"waiting"}
+
+
+# ---- the node's disk -------------------------------------------------------------------------------------------------
+def test_a_server_cannot_fill_the_disk_with_contracts(tmp_path, monkeypatch):
+    monkeypatch.setattr(client, "_WAITING", 3)
+    found = world(tmp_path)
+    node = Trainer(replace(found.node().node, policy=Policy(raw_derived=True)), say=lambda text: None)
+    said = [node.answer(found.work(run=f"run{n}"))[0].notes for n in range(5)]
+    assert ["waiting" in notes for notes in said] == [True] * 3 + [False] * 2
+    assert said[-1] == {"refused": "3 contracts wait for its owner already, and no more are kept"}
+    kept = sorted((tmp_path / "a" / "contracts").glob("*.json"))
+    assert len(kept) == 3 and "waiting" in node.answer(found.work(run="run0"))[0].notes  # those that wait still do
+    kept[0].with_suffix(".approved").touch()  # the owner reads one: there is room for another
+    assert "waiting" in node.answer(found.work(run="run3"))[0].notes
+
+
+def test_a_server_cannot_fill_the_disk_with_common_payloads(tmp_path):
+    """Orders that each bring another one: the newest are kept, and an older one is asked for again."""
+    found = world(tmp_path)
+    node, good = found.node(), found.work()
+    trees = [Tree(x=torch.full((4,), float(n))) for n in range(12)]
+
+    def ask(tree: Tree, *, sent: bool) -> Payload:
+        notes = {**good.notes, "order": {**good.notes["order"], "shared": client.version(tree), "seed": int(sent)}}
+        return node.answer(Payload(notes, {**good.trees, **({"shared": leaves_of(tree)} if sent else {})}))[0]
+
+    for tree in trees:
+        assert "upload" in ask(tree, sent=True).trees
+    kept = [*(tmp_path / "a" / "run").glob("shared-*.safetensors")]
+    assert len(kept) == client._COMMON < len(trees)
+    assert set(ask(trees[0], sent=False).notes) == {"missing"} and "upload" in ask(trees[-1], sent=False).trees
 
 
 # ---- classes ---------------------------------------------------------------------------------------------------------

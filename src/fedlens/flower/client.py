@@ -33,6 +33,8 @@ from .node import Node, check_privacy, price
 from .own_model import NEWEST, newest
 
 _ANSWERS = 8  # that are kept: rounds, and evaluations between them
+_COMMON = 8  # common payloads of a run that are kept; a server that asks for an older one sends it again
+_WAITING = 100  # contracts that wait for the owner; a server cannot fill the disk with more
 _MEMORY = "memory-"  # then the round that wrote it: how Flower's context names what a client knows
 
 
@@ -91,6 +93,8 @@ class Trainer:
             return stored, kept  # the very same bytes: nothing is computed, drawn or paid for again
         shared = self._shared(order["shared"], payload.trees.get("shared"), folder)
         first = self._shared(contract.get("initial", ""), payload.trees.get("initial"), folder)
+        if folder is not None:
+            self._forget(folder, order["shared"], contract.get("initial", ""))
         if shared is None or first is None:
             return Payload({"missing": "a common payload"}, {}), kept
         if first:
@@ -159,6 +163,8 @@ class Trainer:
         if (folder / f"{name}.approved").exists():
             return True
         if not (folder / f"{name}.json").exists():
+            if sum(not each.with_suffix(".approved").exists() for each in folder.glob("*.json")) >= _WAITING:
+                raise BadInput(f"{_WAITING} contracts wait for its owner already, and no more are kept")
             write_json(self._private("contracts") / f"{name}.json", contract)
             self.say(f"a new contract {name[:16]} waits for its owner: fedlens deploy approve")
         return False
@@ -208,6 +214,13 @@ class Trainer:
             return tree if version(tree) == name else None
         except (OSError, SafetensorError, ValueError, KeyError):
             return None
+
+    def _forget(self, folder: Path, *needed: str) -> None:
+        """Common payloads but for the newest, and those that are needed."""
+        known = sorted(folder.glob("shared-*.safetensors"), key=lambda path: path.stat().st_mtime_ns)
+        for old in known[:-_COMMON]:
+            if old.stem.removeprefix("shared-") not in needed:
+                old.unlink()
 
     def _memories(self, kept: dict[str, Leaves], folder: Path | None, round: int) -> Memories:
         """As they were before this round, whatever a round that was broken off has left."""

@@ -31,6 +31,7 @@ Timetable = Sequence[tuple[Stage, int, int]]
 _TOLD = {"partition", "clients", "cohort", "model", "algorithm", "local", "rounds", "weighting", "buffers", "uplink"}
 _TOLD |= {"defences", "augment", "evaluate", "seed", "precision", "compile"}
 _ABOUT = "detailed", "validation"  # what an evaluation is asked for
+SUMS = "accuracy", "loss"  # measures that need no counts of single classes
 _SIDES, _CLASSES, _NAMED = 4096, 100_000, 200  # pixels of an image; classes; characters of a name
 _MOST, _WIDEST = 1_000_000, 10_000  # any number of a contract but its seed; one of a model
 _TURNS, _PARAMETERS = 10**9, 10**9  # rounds times clients; weights of a model
@@ -48,10 +49,12 @@ def contract(experiment: Experiment, images: Images, run: str, first: Tree | Non
     """
     here = replace(_without_weights(experiment), execution=_execution(experiment))
     told = {name: value for name, value in config.to_dict(here).items() if name in _TOLD}
+    told["evaluate"] = {name: value for name, value in told["evaluate"].items() if name != "watch"}
     found = {
         "version": __version__,
         "run": run,
         "experiment": told,
+        "counts": experiment.evaluate.watch not in SUMS,  # all that a node is told of what is watched
         "initial": "" if first is None else version(first),
         "simulation": config.to_dict(experiment.data),  # for nodes without an owner; all others have data of their own
         "data": {
@@ -114,7 +117,8 @@ def experiment_of(contract: dict[str, Any], allowed: Collection[str] = ()) -> Ex
     with written_by_a_stranger(allowed):
         found = config.resolve(Experiment, asked)
     _check_numbers(found)
-    return found
+    watched = "auroc" if contract.get("counts") is True else "loss"
+    return replace(found, evaluate=replace(found.evaluate, watch=watched))
 
 
 def _check_numbers(experiment: Experiment) -> None:
@@ -198,7 +202,7 @@ def check_look(experiment: Experiment, order: dict[str, Any]) -> None:
     personal = personal_evaluations(algorithm, asked.personal, local.epochs, local.steps)
     known = [{**how, "detailed": int(asked.measures == "all"), "validation": 0} for _, how in personal]
     if asked.validation:
-        detailed = int(asked.watch not in ("accuracy", "loss"))
+        detailed = int(asked.watch not in SUMS)
         known.append({"epochs": 0, "steps": None, "detailed": detailed, "validation": 1})
     if order["look"] not in known:
         raise BadInput("the server asks for an evaluation that the contract does not have")

@@ -18,7 +18,9 @@ import threading
 import time
 from base64 import b64decode
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,10 @@ _OLDEST, _YOUNGEST = 60.0, -5.0  # seconds since a call was signed; clocks diffe
 _RATE, _BURST = 200.0, 2000.0  # calls a second of one key, and how many it may save up
 _STRANGERS = 1000  # that are logged
 _IN_FLIGHT = 128 << 20  # bytes of one key that are on their way
+_STORED = {"push-messages", "push-object"}  # calls whose bodies Flower keeps until somebody asks for them
+_ANSWER = 1 << 30  # bytes that a key may send for each question that it has got; as policy.max_reply_mib
+_SAVED = 2 * _ANSWER  # the most that it may have left; a door that was started anew knows of no questions
+_ENTRY = 4 << 10  # bytes that the smallest of these calls counts for: Flower writes it down
 
 
 class Keys:
@@ -54,9 +60,10 @@ class Keys:
 
 
 class Quota:
-    """How many calls and bytes each key may have, so that one node cannot keep the others out."""
+    """How many calls and bytes each key may have, so that one node cannot keep the others out or fill the disk."""
 
     def __init__(self) -> None:
+        self._left: dict[bytes, int] = {}  # bytes that may still be stored
         self._saved: dict[bytes, tuple[float, float]] = {}  # calls that are left, and when
         self._flying: dict[bytes, int] = {}
 
@@ -72,6 +79,17 @@ class Quota:
 
     def give_back(self, key: bytes, size: int) -> None:
         self._flying[key] -= size
+
+    def asked(self, key: bytes) -> None:
+        """A question has gone to this key: it may send an answer."""
+        self._left[key] = min(_SAVED, self._left.get(key, _SAVED) + _ANSWER)
+
+    def store(self, key: bytes, size: int) -> bool:
+        """Whether so much more may be stored for it: no node sends more than answers to what it was asked."""
+        left = self._left.get(key, _SAVED) - max(size, _ENTRY)
+        if left >= 0:
+            self._left[key] = left
+        return left >= 0
 
 
 class Door:
@@ -91,11 +109,15 @@ class Door:
             self._tell(headers, scope.get("client"))
             return await _refuse(send, 401)
         length = headers.get("content-length", "")
-        if not length.isdecimal() or int(length) > _LARGEST:
+        if not length.isdecimal() or int(length) > _LARGEST or "transfer-encoding" in headers:
             return await _refuse(send, 413)
         if not self.quota.take(key, int(length)):
             return await _refuse(send, 429)
         try:
+            if call in _STORED and not self.quota.store(key, int(length)):
+                return await _refuse(send, 413)
+            if call == "pull-messages":
+                send = _watched(send, partial(self.quota.asked, key))
             if call == "push-messages":
                 body = await _body(receive, int(length))
                 if body is None or not _speaks_for_itself(body):
@@ -155,6 +177,25 @@ def _again(body: bytes, receive: Receive) -> Receive:
         return left.pop() if left else await receive()
 
     return next_message
+
+
+def _watched(send: Send, asked: Callable[[], None]) -> Send:
+    """The same; `asked` is called before the end of a response that brings a question."""
+    found: list[bytes] = []
+
+    async def sent(message: dict[str, Any]) -> None:
+        from flwr.proto.fleet_pb2 import PullMessagesResponse
+        from google.protobuf.message import DecodeError
+
+        if message["type"] == "http.response.body":
+            found.append(message.get("body", b""))
+            if not message.get("more_body"):
+                with suppress(DecodeError):  # as where it is a refusal
+                    if PullMessagesResponse.FromString(b"".join(found)).messages_list:
+                        asked()
+        await send(message)
+
+    return sent
 
 
 def _speaks_for_itself(body: bytes) -> bool:

@@ -14,7 +14,7 @@ from ..core.errors import BadInput
 from ..core.evaluate import personal_evaluations
 from ..experiment import Experiment
 from ..simulate.describe import describe, traffic
-from .contract import experiment_of
+from .contract import SUMS, experiment_of
 from .node import Node, named, private, rounds_of
 
 
@@ -120,7 +120,7 @@ def _evaluations(experiment: Experiment) -> Iterator[str]:
     if not personal and not asked.validation:
         yield "Nobody is told how well models do on this node's images."
         return
-    detailed = asked.measures == "all" or (asked.validation and asked.watch not in ("accuracy", "loss"))
+    detailed = asked.measures == "all" or (asked.validation and asked.watch not in SUMS)
     more = ", class by class" if detailed else ""
     yield f"It also sends how many images it tests on, how many a model gets right, and the loss{more}."
 
