@@ -16,10 +16,11 @@ import torch
 
 import test_flower as flower
 from fedlens import config
-from fedlens.flower import launch, membership
+from fedlens.flower import launch
 from fedlens.flower.contract import contract
 from fedlens.flower.node import Node
 from fedlens.runs.folder import RunFolder
+from live import again, own, started, submit, wait_for
 from test_flower import needs_flower
 from test_trust import bars
 
@@ -83,41 +84,21 @@ guard.serve(Path(sys.argv[1]), sys.argv[2])
 """
 
 
+LACKS = {0: {"classes": 2, "names": ("a", "b")}}
+
+
 @pytest.fixture(scope="module")
 def there(tmp_path_factory):
     """A SuperLink and three nodes with data of their owners' own, one of which lacks a class."""
     place = tmp_path_factory.mktemp("attacks")
     data = bars(place / "server.npz", names=("a", "b", "c"))
-    folder = place / "federation"
-    launch.init(folder, [*COMMON, f"data={data}"], "127.0.0.1", flower.free_port(4))
-    membership.certify(folder, trial=True)
-    for client, node in enumerate(launch.node_folders(folder)):
-        own(node, bars(place / f"own{client}.npz", seed=client + 1, **LACKS.get(client, {"names": ("a", "b", "c")})))
-    launch.start_server(folder)
-    try:
-        for node in launch.node_folders(folder):
-            launch.start_node(node)
+
+    def owners(client: int, node: Path) -> None:
+        named = LACKS.get(client, {"names": ("a", "b", "c")})
+        own(node, bars(place / f"own{client}.npz", seed=client + 1, **named))
+
+    with started(place / "federation", [*COMMON, f"data={data}"], owners) as folder:
         yield folder
-    finally:
-        launch.stop(folder)
-
-
-LACKS = {0: {"classes": 2, "names": ("a", "b")}}
-
-
-def own(node: Path, data: Path) -> None:
-    """Data of the owner's, and an owner who approves all contracts."""
-    text = (node / "node.yaml").read_text().replace("contracts: ask", "contracts: any")
-    told = f"data: {json.dumps({'is': 'npz', 'path': str(data)})}"
-    text = re.sub("^(simulation|data): .*$", told, text, flags=re.M)
-    (node / "node.yaml").write_text(text if "\nprivacy:" in text else f"{text}\nprivacy: none\n")
-
-
-def again(node: Path, change) -> None:
-    """Start a node anew, after its owner has changed its file."""
-    launch.stop(node)
-    change()
-    launch.start_node(node)
 
 
 def settings(folder: Path, *more: str) -> list[str]:
@@ -126,7 +107,7 @@ def settings(folder: Path, *more: str) -> list[str]:
 
 def deployed(folder: Path, name: str, *more: str) -> Path:
     out = folder.parent / name
-    assert flower.submit(folder, settings(folder, *more), out).wait(300) == 0
+    assert submit(folder, settings(folder, *more), out).wait(300) == 0
     assert RunFolder(out).result() is not None
     return out
 
@@ -183,7 +164,7 @@ def test_a_server_that_sends_what_it_likes(there, tmp_path):
     before = {name: launch.running(node, name) for name in ("guard", "supernode")}
     app.write_text(HOSTILE.format(place=str(tmp_path)))
     try:
-        assert flower.submit(there, settings(there), tmp_path / "none").wait(300) == 0
+        assert submit(there, settings(there), tmp_path / "none").wait(300) == 0
     finally:
         app.write_text(honest)
     said = json.loads((tmp_path / "answers.json").read_text())
@@ -215,12 +196,12 @@ def test_a_run_that_is_stopped_ends_no_guard(there):
     """In the middle of nodes' work. Before: the answer to their next sign of life ended the guards."""
     environment, nodes = launch.server_environment(there), launch.node_folders(there)
     before = [orders(node) for node in nodes]
-    running = flower.submit(there, settings(there, "local.steps=8000"), there.parent / "stopped")
+    running = submit(there, settings(there, "local.steps=8000"), there.parent / "stopped")
 
     def state() -> dict[str, str]:
         return {row["run-id"]: row["status"] for row in launch.flower_runs(environment)}
 
-    flower.wait_for(lambda: [orders(node) for node in nodes] > before)
+    wait_for(lambda: [orders(node) for node in nodes] > before)
     (run,) = (name for name, status in state().items() if status == "running")
     line = ["flwr", "stop", str(run), "fedlens"]
     subprocess.run(line, env=launch.environment_of(environment), check=True, capture_output=True)
@@ -242,7 +223,7 @@ def test_one_lying_node_of_three_is_bounded_by_what_a_deployment_adds(there, tmp
     node = there / "nodes" / "2"
     honest = moved(there, deployed(there, "honest")).norm()
     os.kill(launch.running(node, "guard") or 0, signal.SIGTERM)
-    flower.wait_for(lambda: launch.running(node, "guard") is None)
+    wait_for(lambda: launch.running(node, "guard") is None)
     (tmp_path / "liar.py").write_text(LIAR)
     launch.start(
         node, "guard", [sys.executable, str(tmp_path / "liar.py"), *launch.guard(node)[-2:]], launch.ENVIRONMENT

@@ -7,9 +7,7 @@ import json
 import os
 import shutil
 import signal
-import socket
 import ssl
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -42,6 +40,7 @@ from fedlens.runs.diff import differences
 from fedlens.runs.folder import RunFolder
 from fedlens.simulate import recorder
 from fedlens.simulate import run as simulate
+from live import free_port, started, submit, wait_for  # noqa: F401  for tests of the documents, too
 
 has_flower = importlib.util.find_spec("flwr") is not None
 needs_flower = pytest.mark.skipif(not has_flower, reason="flwr is not installed: pip install 'fedlens[flower]'")
@@ -781,41 +780,11 @@ def test_what_init_writes(tmp_path):
 
 
 # ---- real processes --------------------------------------------------------------------------------------------------
-def free_port(count: int) -> int:
-    """The first of so many neighbouring ports that nobody uses."""
-    for port in range(20_000 + os.getpid() * 16 % 20_000, 60_000, 16):  # neighbours may look at the same moment
-        try:
-            for each in range(port, port + count):
-                with socket.socket() as line:
-                    line.bind(("127.0.0.1", each))
-            return port
-        except OSError:
-            continue
-    raise RuntimeError("no free ports")
-
-
 @pytest.fixture
 def federation(tmp_path):
-    """A SuperLink with TLS and node authentication, and a folder for each of three nodes."""
-    folder = tmp_path / "federation"
-    launch.init(folder, [*words(tmp_path, "scaffold"), "cohort=3"], "127.0.0.1", free_port(4))
-    membership.certify(folder, trial=True)
-    launch.start_server(folder)
-    yield folder
-    launch.stop(folder)
-
-
-def submit(folder: Path, settings: list[str], out: Path, patience: float = 90.0) -> subprocess.Popen:
-    text = " ".join([*settings, f"out={out}"])
-    line = [*launch.submission(folder), "--stream", "--run-config", f'settings="{text}" patience={patience}']
-    return subprocess.Popen(line, env=launch.environment_of(launch.server_environment(folder)))
-
-
-def wait_for(condition, seconds: float = 120.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.2)
+    """A SuperLink, and a folder for each of three nodes, which do not run yet."""
+    with started(tmp_path / "federation", [*words(tmp_path, "scaffold"), "cohort=3"], nodes=False) as folder:
+        yield folder
 
 
 @needs_flower

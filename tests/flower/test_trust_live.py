@@ -10,6 +10,7 @@ import re
 import signal
 import ssl
 import subprocess
+import time
 from base64 import b64encode
 from collections import Counter
 from datetime import UTC, datetime
@@ -18,10 +19,11 @@ from pathlib import Path
 import pytest
 
 import test_flower as flower
-from fedlens.flower import launch, membership
+from fedlens.flower import launch
 from fedlens.flower.defaults import added
 from fedlens.flower.node import Node
 from fedlens.runs.folder import RunFolder
+from live import own, serverapps, started, submit, wait_for
 from test_flower import federation, needs_flower  # noqa: F401  the fixture
 
 pytestmark = [needs_flower, pytest.mark.slow, pytest.mark.flower]
@@ -114,13 +116,18 @@ def test_a_hostile_app_never_runs_on_a_node(federation, tmp_path):  # noqa: F811
     app.write_text(MALICE.format(marker=str(marker)))
     settings = [*flower.words(tmp_path, "scaffold"), "cohort=3"]
     flower.simulated(tmp_path / "simulated", settings)
-    assert flower.submit(federation, settings, tmp_path / "real").wait(300) == 0
+    running, shown = submit(federation, settings, tmp_path / "real"), ""
+    while running.poll() is None:  # what every user of this machine can see
+        shown += subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+        time.sleep(0.5)
+    assert running.returncode == 0
     assert not marker.exists() and not [*federation.glob("nodes/*/flower/apps")]
     assert flower.unlike(tmp_path / "simulated", tmp_path / "real", federation / "nodes") == []
     app.write_text(honest)
     secrets = [(place / "executor.secret").read_text().strip() for place in launch.node_folders(federation)]
-    shown = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
-    assert not any(secret in shown for secret in secrets)
+    lines = [line for line in shown.splitlines() if str(federation / "nodes") in line]
+    assert any("fedlens.flower.guard" in line for line in lines)  # no token of a task, no app, no secret
+    assert not any(word in line for line in lines for word in (*secrets, "--token", "flwr-clientapp", "superexec "))
     assert all((place / "executor.secret").stat().st_mode & 0o077 == 0 for place in launch.node_folders(federation))
     result = RunFolder.open(tmp_path / "real").result()
     assert result is not None and result["rounds"] == 3
@@ -160,7 +167,7 @@ def test_a_node_cannot_answer_for_another(federation):  # noqa: F811
     places = [federation / "nodes" / str(client) for client in (0, 1)]
     for place in places:
         launch.start_node(place)
-        flower.wait_for(lambda place=place: "SuperNode ID" in (place / "supernode.log").read_text())
+        wait_for(lambda place=place: "SuperNode ID" in (place / "supernode.log").read_text())
     found = [re.findall(r"SuperNode ID: (\d+)", (place / "supernode.log").read_text()) for place in places]
     mine, theirs = (int(each[-1]) for each in found)
 
@@ -192,18 +199,13 @@ def trial(tmp_path_factory):
     """One federation for all methods: three nodes with TLS, whose owners let more than updates out."""
     folder = tmp_path_factory.mktemp("trial") / "federation"
     words = flower.words(folder.parent, "scaffold", "cohort=3", "data.size=32")
-    launch.init(folder, words, "127.0.0.1", flower.free_port(4))
-    membership.certify(folder, trial=True)
-    for place in launch.node_folders(folder):
+
+    def owners(_: int, place: Path) -> None:
         text = (place / "node.yaml").read_text()
         (place / "node.yaml").write_text(text.replace("raw_derived: false", "raw_derived: true"))
-    launch.start_server(folder)
-    try:
-        for place in launch.node_folders(folder):
-            launch.start_node(place)
+
+    with started(folder, words, owners):
         yield folder
-    finally:
-        launch.stop(folder)
 
 
 @pytest.mark.parametrize("method", flower.METHODS)
@@ -216,19 +218,15 @@ def test_methods_with_all_that_a_deployment_adds(method, trial):
     settings += added(settings)[0]
     assert "policy.max_weight_share=0.6667" in settings
     flower.simulated(place / "simulated", settings)
-    assert flower.submit(trial, settings, place / "real", patience=600.0).wait(600) == 0
+    assert submit(trial, settings, place / "real", patience=600.0).wait(600) == 0
     assert flower.unlike(place / "simulated", place / "real", trial / "nodes") == []
 
 
 def budgets(folder: Path, epsilon: float = 60.0) -> None:
-    """Nodes with data of their owners' own, a budget, and owners who approve every contract."""
+    """Nodes with data of their owners' own and a budget."""
     for client, place in enumerate(launch.node_folders(folder)):
-        data = flower.digits(folder.parent / f"own{client}.npz", seed=client)
-        text = (place / "node.yaml").read_text().replace("contracts: ask", "contracts: any")
-        own = {"is": "npz", "path": str(data)}
         budget = {"epsilon": epsilon, "delta": 1e-5, "label": f"own{client}", "ledger": str(folder.parent / "ledgers")}
-        text = re.sub("^simulation: .*$", f"data: {json.dumps(own)}\nprivacy: {json.dumps(budget)}", text, flags=re.M)
-        (place / "node.yaml").write_text(text)
+        own(place, flower.digits(folder.parent / f"own{client}.npz", seed=client), budget)
 
 
 def test_no_release_is_forgotten_and_none_counted_twice(federation, tmp_path):  # noqa: F811
@@ -246,24 +244,24 @@ def test_no_release_is_forgotten_and_none_counted_twice(federation, tmp_path):  
         ledgers = [Node.read(place / "node.yaml").ledger for place in launch.node_folders(federation)]
         return [Counter(line["round"] for line in book.lines() if line["kind"] == "booked") for book in ledgers if book]
 
-    running = flower.submit(federation, settings, out, patience=300.0)
-    flower.wait_for(lambda: rounds() >= 1, 600)
+    running = submit(federation, settings, out, patience=300.0)
+    wait_for(lambda: rounds() >= 1, 600)
     for name in ("guard", "supernode"):
         os.kill(launch.running(victim, name) or 0, signal.SIGKILL)
     launch.start_node(victim)
-    flower.wait_for(lambda: rounds() >= 3, 600)
+    wait_for(lambda: rounds() >= 3, 600)
     for pid in serverapps(federation):
         os.kill(pid, signal.SIGKILL)
     running.wait(120)
     assert rounds() < 8
-    running = flower.submit(federation, settings, out, patience=300.0)
-    flower.wait_for(lambda: rounds() >= 5 or running.poll() is not None, 900)
+    running = submit(federation, settings, out, patience=300.0)
+    wait_for(lambda: rounds() >= 5 or running.poll() is not None, 900)
     os.kill(launch.running(federation / "server", "superlink") or 0, signal.SIGKILL)
     running.wait(120)
     assert rounds() < 8
     launch.start_server(federation)
     for _ in range(5):  # a starved machine makes Flower give runs up: the same command goes on
-        flower.submit(federation, settings, out, patience=300.0).wait(900)
+        submit(federation, settings, out, patience=300.0).wait(900)
         if RunFolder(out).result() is not None:
             break
     assert RunFolder(out).result() is not None
@@ -287,13 +285,3 @@ def nothing_leaks(folder: Path, tmp_path: Path) -> None:
         assert not any(needle in text for needle in needles), path
         if path.parts[-2] == "server" or path.name == "log.txt" or path.suffix == ".db":
             assert b"own0.npz" not in text, path
-
-
-def serverapps(folder: Path) -> list[int]:
-    """Processes that run the ServerApp under this federation's SuperLink."""
-    listed = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True).stdout
-    rows = [line.split(None, 2) for line in listed.splitlines()]
-    family = {launch.running(folder / "server", "superlink")}
-    for _ in range(5):
-        family |= {int(pid) for pid, parent, _ in rows if int(parent) in family}
-    return [int(pid) for pid, _, line in rows if int(pid) in family and "flwr-serverapp" in line]
