@@ -19,6 +19,7 @@ from fedlens.algorithms import ALGORITHMS
 from fedlens.cli.format import print_rows
 from fedlens.cli.main import app
 from fedlens.compare import board as board_module
+from fedlens.compare import figure
 from fedlens.compare.board import Board, LiveBoard
 from fedlens.compare.measured import Compared
 from fedlens.compare.run import asked, compare, compare_existing, pictures
@@ -474,6 +475,15 @@ def test_other_differences_are_said(done, tmp_path):
     found = compare_existing([out / "fedavg-alpha=5" / "seed0", tmp_path / "a", out / "fedavg-alpha=5" / "seed1"])
     assert any("rounds of fedavg and scaffold is not the same" in note for note in found.notes)
     assert any("Not all methods have the same seeds (fedavg 0, 1; scaffold 0)" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("values", "limits"),
+    [([0.43, 0.87], (40, 90)), ([0.5, 0.5], (50, 60)), ([None, float("nan")], (0, 100)), ([0.0, 1.0], (0, 100))],
+)
+def test_curves_have_the_room_that_they_need(values, limits):
+    curves = {"global": {"accuracy": values, "round": [1, 2]}, "other": {"accuracy": [-9.0], "round": [1]}}
+    assert figure._range([Compared("", "fedavg", 0, Path("x"), curves=curves)], ["global"]) == limits
 
 
 def test_the_command_ends_with_one_line_of_json(done, tmp_path, capsys):

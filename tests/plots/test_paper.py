@@ -48,6 +48,17 @@ def test_a_panel_is_a_file_of_the_width(tmp_path, every_kind):
     ]
 
 
+@pytest.mark.parametrize(("count", "columns"), [(1, 1), (2, 2), (3, 3), (4, 2), (5, 3), (7, 3)])
+def test_a_legend_has_rows_as_equal_as_can_be(tmp_path, count, columns):
+    figure, axis = style.pyplot().subplots()
+    for number in range(count):
+        axis.plot([1, 2], [3, number], label=f"method{number}")
+    axis.legend()
+    with paper.printed(3.3):
+        style.save(figure, tmp_path / "curves")
+    assert figure.legends[0]._ncols == columns  # three such names are what 3.3 inches hold
+
+
 def test_fonts_are_true_type(tmp_path, every_kind):
     path = style.save(two_panels(), tmp_path / "a").with_suffix(".pdf")
     assert b"/Type3" not in path.read_bytes() and b"/CIDFontType2" in path.read_bytes()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ def draw(runs: Sequence[Compared], path: Path) -> Path | None:
                 mine = [run for run in done if run.method == method and model in run.curves]
                 if mine:
                     _line(axis, mine, model, over, unit, alike=_variant(method, done))
-            axis.set(xlabel=title, ylim=(0, 100), xlim=(0, None), label=f"{model} {over}")
+            axis.set(xlabel=title, ylim=_range(done, models), xlim=(0, None), label=f"{model} {over}")
         panels[0].set_ylabel(f"accuracy, %\n{_MODELS[model]}")
     handles: dict[str, Any] = {}
     for axis in axes.flat:
@@ -44,6 +45,16 @@ def draw(runs: Sequence[Compared], path: Path) -> Path | None:
         handles.values(), handles.keys(), loc="outside upper center", ncols=min(len(handles), 6), handlelength=3.5
     )
     return save(figure, path)
+
+
+def _range(runs: Sequence[Compared], models: Sequence[str]) -> tuple[float, float]:
+    """Of accuracy in %, the same in all panels: tens around all that is drawn, so that curves have the room."""
+    drawn = [run.curves[model]["accuracy"] for run in runs for model in models if model in run.curves]
+    values = [100 * value for curve in drawn for value in curve if value is not None and math.isfinite(value)]
+    if not values:
+        return 0, 100
+    low, high = 10 * math.floor(min(values) / 10), 10 * math.ceil(max(values) / 10)
+    return low, max(high, low + 10)
 
 
 def _variant(method: str, runs: Sequence[Compared]) -> int:

@@ -182,7 +182,7 @@ def _drawn(panel: Sequence[Any], common: Sequence[dict[str, Any]]) -> dict[str, 
 
 
 def _legend(figure: Any, entries: dict[str, Any], width: float) -> None:
-    """Above the panel, in as many columns as there is room for."""
+    """Above the panel, in as few rows as there is room for, and these as equal as they can be."""
     for legend in list(figure.legends):
         legend.remove()
     if not entries:
@@ -193,11 +193,12 @@ def _legend(figure: Any, entries: dict[str, Any], width: float) -> None:
         if isinstance(handle, Line2D):
             handle.set_linewidth(min(handle.get_linewidth(), 1.3))
     wide = 0.07 * max(map(len, entries)) + 0.45  # inches of an entry, by letters of this size
+    rows = math.ceil(len(entries) / max(1, min(len(entries), int(width / wide))))
     figure.legend(
         entries.values(),
         entries.keys(),
         loc="outside upper center",
-        ncols=max(1, min(len(entries), int(width / wide))),
+        ncols=math.ceil(len(entries) / rows),
         fontsize=LEAST,
         handlelength=3.2,
         columnspacing=1.0,
