@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -74,11 +75,17 @@ def modules(source: Path = SOURCE) -> dict[str, Path]:
     return found
 
 
+@lru_cache(1024)
+def parsed(text: str) -> ast.Module:
+    """A module's syntax tree; several rules read the same ones."""
+    return ast.parse(text)
+
+
 def imports(source: Path = SOURCE, package: str = "fedlens") -> Iterator[Import]:
     """All imports of the package's own modules, those inside functions too; not those for type checkers alone."""
     known = modules(source)
     for name, path in known.items():
-        tree = ast.parse(path.read_text("utf-8"))
+        tree = parsed(path.read_text("utf-8"))
         typing_only = {
             id(inner)
             for node in ast.walk(tree)

@@ -87,7 +87,7 @@ def named(source: Path, package: str) -> Iterator[str]:
         if module in MAY_NAME or plan.room(module) in ("algorithms", "papers"):
             continue
         found = set()
-        for word in words(ast.parse(path.read_text("utf-8"))):
+        for word in words(plan.parsed(path.read_text("utf-8"))):
             split = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", word)  # OfficialSPATL
             found |= {*method.findall(word.lower()), *method.findall(split.lower())}
         yield from (f"{module} names {one}" for one in sorted(found))
@@ -100,7 +100,7 @@ def large(source: Path, package: str) -> Iterator[str]:
         text = path.read_text("utf-8")
         if text.count("\n") > 450:
             yield f"{module} has more than 450 lines"
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(plan.parsed(text)):
             if isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno >= 60:
                 yield f"{module}.{node.name} has more than 60 lines"
 
@@ -108,7 +108,7 @@ def large(source: Path, package: str) -> Iterator[str]:
 def twice(source: Path, package: str) -> Iterator[str]:
     homes = defaultdict(list)
     for module, path in plan.modules(source).items():
-        for node in ast.parse(path.read_text("utf-8")).body:
+        for node in plan.parsed(path.read_text("utf-8")).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes[node.name].append(module)
     yield from (f"class {name} in {' and '.join(found)}" for name, found in sorted(homes.items()) if len(found) > 1)

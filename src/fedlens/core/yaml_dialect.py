@@ -75,7 +75,9 @@ def read_yaml(path: Path) -> Any:
 
 def parse_yaml(text: str) -> Any:
     """What a text says; yaml.YAMLError where it is not YAML."""
-    return copy.deepcopy(_parse_again(text)) if len(text) < 200 else _parse(text)
+    if len(text) < 20_000:
+        return copy.deepcopy((_parse_value if len(text) < 200 else _parse_file)(text))
+    return _parse(text)
 
 
 def _parse(text: str) -> Any:
@@ -85,7 +87,8 @@ def _parse(text: str) -> Any:
         raise yaml.YAMLError("a value is not of the type that its tag names") from None
 
 
-_parse_again = lru_cache(2048)(_parse)  # of values as they are typed: grids of runs ask for the same ones many times
+_parse_value = lru_cache(2048)(_parse)  # of values as they are typed: grids of runs ask for the same ones many times
+_parse_file = lru_cache(64)(_parse)  # of runs' settings, which a run's report and a comparison read again
 
 
 class Dumper(yaml.SafeDumper):
