@@ -17,6 +17,7 @@ from fedlens.core.optimizer import Adam
 from fedlens.core.replies import Replies
 from fedlens.core.transform import Clip
 from fedlens.engines.sequential import Sequential
+from fedlens.robust.aggregators import Median
 from fedlens.simulate.describe import described_with
 from scalar import number, scalar_run
 from textbook import EVERYONE, World, assert_same, far, local_training, total
@@ -139,8 +140,9 @@ def test_refused():
         list(Scaffnew().stages(replace(WORLD.stage(), weighting=by_examples)))
     with pytest.raises(BadInput, match=f"{asked}local.optimizer=sgd$"):
         list(Scaffnew().stages(replace(WORLD.stage(), optimizer=Adam())))
-    with pytest.raises(BadInput, match="the update as it was trained: leave out uplink"):
-        list(Scaffnew().stages(replace(WORLD.stage(), uplink=(Clip(1.0),))))
+    for key, given in {"uplink": Clip(1.0), "defences": Median()}.items():
+        with pytest.raises(BadInput, match=f"the updates as trained: leave out {key}"):
+            list(Scaffnew().stages(replace(WORLD.stage(), **{key: (given,)})))
     with pytest.raises(BadInput, match="scaffnew has no server_lr"):
         Scaffnew(server_lr=0.5)
     assert config.read(None, ["algorithm=scaffnew", *described_with("scaffnew")]).timetable()

@@ -46,8 +46,9 @@ class Scaffnew(Algorithm):
             raise BadInput(
                 f"scaffnew needs all clients in every round, with equal plain steps and weights: give {words}"
             )
-        if plan.uplink:
-            raise BadInput("scaffnew learns its controls from the update as it was trained: leave out uplink")
+        for key in ("uplink", "defences"):
+            if getattr(plan, key):
+                raise BadInput(f"scaffnew learns its controls from the mean of the updates as trained: leave out {key}")
         yield from super().stages(plan)
 
     def setup(self, server):
