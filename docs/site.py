@@ -38,6 +38,7 @@ NAVIGATION = {
         "docs/faults.md",
         "docs/machines.md",
         "docs/deploy.md",
+        "docs/deploy-operate.md",
         "docs/coming-from.md",
     ),
     "Know more": (

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import importlib.util
+import inspect
+import tomllib
 from base64 import b64encode
 from datetime import UTC, datetime, timedelta
+from importlib import metadata
+from pathlib import Path
 
 import pytest
 
@@ -141,3 +146,21 @@ def test_small_calls_count_too(monkeypatch):
     monkeypatch.setattr(door, "_SAVED", 10 * door._ENTRY)
     line = Line()
     assert [line.call("push-messages", push(7)) for _ in range(12)] == [200] * 10 + [413] * 2
+
+
+def test_flower_still_has_the_names_that_guard_and_door_use():
+    """A new version of Flower must not open what these close; none but the one that was tried is installed."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert project["optional-dependencies"]["flower"] == ["flwr>=1.41,<1.42"]
+    assert metadata.version("flwr").startswith("1.41.")
+    from flwr.supercore.retry import RetryInvoker, exponential
+    from flwr.supercore.runtime import RuntimeHttpClient
+    from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
+
+    assert callable(exponential) and {"max_time", "should_giveup"} <= {*inspect.signature(RetryInvoker).parameters}
+    assert RuntimeHttpClient.SendTaskHeartbeat and RuntimeHttpClient.AcquireTask
+    superlink = importlib.import_module("flwr.superlink.cli.flower_superlink")
+    assert callable(superlink._parse_superlink_lifespan_config) and superlink.SuperLinkLifespan
+    assert [*inspect.signature(pull_task_input).parameters] == ["client"]
+    assert [*inspect.signature(push_message).parameters] == ["client", "message", "context"]
+    assert [*inspect.signature(push_task_output).parameters] == ["client", "context", "sub_status", "details"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import inspect
 import json
 import os
 import re
@@ -135,23 +134,6 @@ def test_a_hostile_app_never_runs_on_a_node(federation, tmp_path):  # noqa: F811
     node = federation / "nodes" / "0"
     port = launch.runtime_port(node, launch.Link.of(node))
     assert call(node, "POST", "/v1/runtime/acquire-task", port, of="local") == 401
-
-
-def test_flower_still_has_the_names_that_guard_and_door_use():
-    """A new version of Flower must not open what these close."""
-    import importlib
-
-    from flwr.supercore.retry import RetryInvoker, exponential
-    from flwr.supercore.runtime import RuntimeHttpClient
-    from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
-
-    assert callable(exponential) and {"max_time", "should_giveup"} <= {*inspect.signature(RetryInvoker).parameters}
-    assert RuntimeHttpClient.SendTaskHeartbeat and RuntimeHttpClient.AcquireTask
-    superlink = importlib.import_module("flwr.superlink.cli.flower_superlink")
-    assert callable(superlink._parse_superlink_lifespan_config) and superlink.SuperLinkLifespan
-    assert [*inspect.signature(pull_task_input).parameters] == ["client"]
-    assert [*inspect.signature(push_message).parameters] == ["client", "message", "context"]
-    assert [*inspect.signature(push_task_output).parameters] == ["client", "context", "sub_status", "details"]
 
 
 def test_a_node_cannot_answer_for_another(federation):  # noqa: F811
