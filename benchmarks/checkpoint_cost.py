@@ -26,18 +26,11 @@ import pyarrow.parquet as pq
 HERE = Path(__file__).parents[1]
 LOAD = os.getloadavg()[0]  # of the machine before anything was measured here
 MARKS = "<!-- cost -->", "<!-- /cost -->"
-WORKERS = ["clients=20", "cohort=10", "model=mlp", "model.hidden=64", "engine=workers", "workers=2", "rounds=12"]
-THOUSAND = [
-    "clients=1000",
-    "cohort=1000",
-    "partition=iid",
-    "model=mlp",
-    "model.hidden=32",
-    "engine=workers",
-    "workers=2",
-    "rounds=4",
-]
-COMMON = ["algorithm=scaffold", "local.steps=4", "evaluate.every=0", "evaluate.personal=none", "picture=false"]
+TWO = ["model=mlp", "engine=workers", "workers=2"]
+WORKERS = [*TWO, "clients=20", "cohort=10", "model.hidden=64", "local.steps=4", "rounds=12"]
+# One step a client: the less they compute, the more a round is made of files.
+THOUSAND = [*TWO, "clients=1000", "cohort=1000", "partition=iid", "model.hidden=32", "local.steps=1", "rounds=4"]
+COMMON = ["algorithm=scaffold", "evaluate.every=0", "evaluate.personal=none", "picture=false"]
 CASES = {
     "two workers": (WORKERS, ""),
     "slow disk": (WORKERS, "time.sleep(0.02)"),
