@@ -1,14 +1,17 @@
-"""Draws the figures of results pages whose runs are not kept, from results/data/figures.json: `python docs/figures.py`.
+"""Draws figures of results pages: `python docs/figures.py [NAME ...]`, without a name all.
 
-Figures of runs come from `fedlens compare`, `fedlens reproduce` and the scripts of benchmarks/, as their pages say.
+Those whose runs are not kept are drawn from results/data/figures.json; `pse_views` needs Fashion-MNIST and BSDS500.
+Where each other picture comes from: results/figures.md.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
+from fedlens import config
 from fedlens.papers.registry import reproducible
 from fedlens.plots.style import COLOURS, caption, pyplot, save
 from fedlens.runs.grid import Grid
@@ -80,13 +83,34 @@ def labels() -> Any:
     return figure
 
 
-FIGURES = {"compose_settings": settings, "pse_table2": labels}
+def views() -> Any:
+    """The first image of each class as clients of PSE's table 1 see it: a row for each view."""
+    words = "data=modalities", "data.base=fashion_mnist", f"data.views={','.join(VIEWS)}", "partition=domains"
+    images = config.read(None, [*words, "clients=12"]).images()
+    figure, axes = pyplot().subplots(len(VIEWS), len(images.classes), figsize=(10, 3.2), layout="constrained")
+    for row, view in zip(axes, VIEWS, strict=True):
+        seen = images.domains == images.owner_names.index(view)
+        for label, (axis, name) in enumerate(zip(row, images.classes, strict=True)):
+            one = images.x[int((seen & (images.y == label)).nonzero()[0])]
+            axis.imshow(one.permute(1, 2, 0).numpy())
+            axis.set(xticks=[], yticks=[], title=name if view == VIEWS[0] else "")
+            axis.title.set_fontsize(9)
+            axis.spines[:].set_visible(False)
+        row[0].set_ylabel(view)
+    return figure
+
+
+VIEWS = "gray", "colour", "edge"
+FIGURES = {"compose_settings": settings, "pse_table2": labels, "pse_views": views}
 
 
 def main() -> None:
-    for name, draw in FIGURES.items():
-        kinds = {".png": None}
-        print(save(draw(), RESULTS / name, metadata=kinds))
+    wanted = sys.argv[1:] or list(FIGURES)
+    if unknown := [name for name in wanted if name not in FIGURES]:
+        print(f"there is no figure {', '.join(unknown)}; those of this script: {', '.join(FIGURES)}", file=sys.stderr)
+        sys.exit(2)
+    for name in wanted:
+        print(save(FIGURES[name](), RESULTS / name, metadata={".png": None}))
 
 
 if __name__ == "__main__":
