@@ -40,7 +40,7 @@ PRINTED = {
         constraint="flops", budget=0.8, control_over="reach",
     ),
     "spatl/official": dict(
-        selector="all", private="predictor_and_stem", control_scale=0.01, control_at="post_step", control_over="steps",
+        selector="all", private="as_released", control_scale=0.01, control_at="post_step", control_over="steps",
         control_norm="cohort", weighed="samples",
     ),
     # Equations 3 (sums), 4 (xi 0.01), 7 (queries are exchanged) and F = W * F before it: a convolution's output.

@@ -418,6 +418,14 @@ def test_what_the_released_code_does():
     assert [float(upload.weight) for upload in alike.uploads().values()] == [1, 1, 1]
 
 
+@pytest.mark.parametrize(("kind", "stays"), [(Residual, {"conv1", "norm1", "head"}), (Net, {"head"})])
+def test_released_code_keeps_the_stem_of_residual_networks_alone(kind, stays):
+    """Its VGG-11 and two-layer CNN share their first convolution."""
+    net = network(kind)
+    private = [name for name in net.initial_weights().params if OFFICIAL.is_private(net, name)]
+    assert {name.partition(".")[0] for name in private} == stays
+
+
 # ---- the agent at the client -----------------------------------------------------------------------------------------
 def searches(monkeypatch) -> list[tuple[int, Tree]]:
     """How many episodes each search was asked for, and with which agent."""
@@ -713,7 +721,11 @@ class Headless(Residual):
     [
         (Flat, SPATL(), "selects filters of convolutions, and the shared part of this network has none"),
         (Net, SPATL(private="predictor_and_stem"), "selects filters of convolutions, and the shared part"),
-        (Net, OFFICIAL, "algorithm.private=predictor_and_stem leaves nothing of this network to share"),
+        (
+            Net,
+            SPATL(selector="all", private="predictor_and_stem"),
+            "algorithm.private=predictor_and_stem leaves nothing of this network to share",
+        ),
         (Headless, SPATL(), "its own predictor, and this network's head has no weights"),
         (Residual, SPATL(budget=0.5, keep_floor=0.9), "algorithm.budget=0.5 cannot be met: keep_floor=0.9"),
         (OneFilter, SPATL(), "nothing of this network can be cut out; take algorithm.selector=all"),

@@ -70,14 +70,17 @@ class FedXDS:
 
     Three settings have names. By default images are clipped, the first convolution's LRP rule is flat and the others'
     z-plus. Only the privacy that follows from clip and noise is stated. fedxds/paper is the paper as printed: no
-    clipping, the epsilon rule, a uniform mean. What it promises is unproven (docs/privacy.md says why). Three things
-    it does not give: delta, here 1e-5; the class that is explained ("the model's prediction"), here the label's; the
-    warm-up's epochs and clients, here the released code's. Shared batches are drawn with replacement.
+    clipping, the epsilon rule, a uniform mean. What it promises is unproven (docs/privacy-fedxds.md says why). It does
+    not give delta, here 1e-5, nor the class that is explained ("the model's prediction"), here the label's. The rounds,
+    epochs and clients of the warm-up are the released code's, and so are the points of integrated gradients and
+    SmoothGrad. It leaves open whether training goes on from the warm-up's model: it starts afresh, as in the code.
+    Shared batches are drawn with replacement.
 
-    The released code is fedxds/official, but for these. There integrated gradients start from all logits, a mask keeps
-    one pixel more, and a constant map gives no number; here such a map keeps the first pixels. There shared batches
-    come in one shuffled order again and again. There a client's own images pass RandAugment with cutout, which is
-    augment=randaugment here: `augment` belongs to all methods, so that no preset sets it.
+    The released code is fedxds/official, but for these. There the other attributions start from all logits, "Gradient"
+    lacks the factor of the input, and SmoothGrad does not run. A mask keeps one pixel more, and a constant map gives no
+    number; here such a map keeps the first pixels. There shared batches come in one shuffled order again and again.
+    There a client's own images pass RandAugment with cutout, which is augment=randaugment here: `augment` belongs to
+    all methods, so that no preset sets it.
     """
 
     base: Recipe = FedAvg()  # the method that trains after the exchange

@@ -40,6 +40,7 @@ from .scaffold import uneven
 
 Ratio = Annotated[float, Gt(0), Le(1)]
 Selector = Literal["rl", "uniform", "l2_global", "random", "all"]
+Private = Literal["predictor", "predictor_and_stem", "as_released", "none"]
 
 _ADAPTED = 64  # examples a step when a predictor is adapted
 _SETTLING = 256  # examples at most that statistics of norms are taken anew over
@@ -66,8 +67,13 @@ class SPATL(Algorithm):
     The paper's rewards are of a validation set that it also reports accuracy on. It does not give the size of its
     sub-models: the budget is the released code's. By default the operations of a search of 30 episodes are about those
     of a local epoch at most. The preset paper searches longer, on more images. `l2_global` goes by the root mean square
-    of a filter's weights: by plain norms, layers whose filters have more inputs would win. The preset official is what
-    the released code does. What its agent selects never reaches the server, so that it has no agent and sends all.
+    of a filter's weights: by plain norms, layers whose filters have more inputs would win.
+
+    The preset official is the released code with controls (`--alg scaffold` there). What its agent selects never
+    reaches the server: all is sent. A residual network's stem stays at the client. A hundredth of the controls acts,
+    after each step; in the first version (`--alg gradient_control`) all of it, control_scale=1. `--alg spatl` has none
+    and lowers the rate by 1 % a round: control_scale=0 with local.schedule=exponential. Not taken over: controls that
+    begin as random networks and cover norms' statistics; rewards and accuracies on the whole test set.
     """
 
     selector: Selector = "rl"  # an agent, the same share of all layers, the largest norms anywhere, chance, all filters
@@ -76,7 +82,7 @@ class SPATL(Algorithm):
     keep_floor: Ratio = 0.1  # the least share of a layer's filters
     spend: bool = False  # what the agent takes away is made less until the budget is spent: a step of it takes too much
     settle: bool = False  # sub-models are judged with statistics of norms of their own: over 256 images, or fewer
-    private: Literal["predictor", "predictor_and_stem", "none"] = "predictor"  # none: no transfer
+    private: Private = "predictor"  # as_released: and the stem of a residual network; none: no transfer
     control_scale: NonNegative = 1.0  # 0: no gradient control
     control_at: Literal["grad", "post_step"] = "grad"  # added to the gradient, or to the weights after each step
     control_over: Literal["reach", "steps"] = "reach"  # steps: learned as if without momentum and at full scale
@@ -94,8 +100,7 @@ class SPATL(Algorithm):
     adapt_epochs: Number = 10  # of a predictor whose client never took part
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {
-        # The printed equations, corrected where they cannot be meant. 20 search steps (episodes) are one update of the
-        # agent, one a round. Rewards are of 1,000 images beside 4,000 to train on. The text has no budget: the code's.
+        # 20 search steps (episodes) are one update of the agent, one a round; 1,000 images for rewards beside 4,000.
         "paper": {
             "selector": "rl",
             "constraint": "flops",
@@ -117,15 +122,9 @@ class SPATL(Algorithm):
             "validation": 1000,
             "validation_share": 0.2,
         },
-        # The released code. The stem stays at the clients, too; controls are a hundredth, put on after each step,
-        # learned as if they had acted in full over as many steps, and averaged over the cohort; clients count by their
-        # examples. These are the controls of its `--alg scaffold`: `--alg spatl` has none and lowers the rate by a
-        # hundredth a round, which is control_scale=0 with local.schedule=exponential. Not taken over: the search, which
-        # changes nothing; controls that begin as random networks and cover norms' statistics; rewards and accuracies on
-        # the global test set.
         "official": {
             "selector": "all",
-            "private": "predictor_and_stem",
+            "private": "as_released",
             "control_scale": 0.01,
             "control_at": "post_step",
             "control_over": "steps",
@@ -172,7 +171,9 @@ class SPATL(Algorithm):
     def is_private(self, net, name):
         if self.private != "none" and name in net.head:
             return True
-        return (self.private == "predictor_and_stem" and name in stem(net)) or super().is_private(net, name)
+        joined = self.private == "as_released" and any(layer.joins for layer in layer_graph(net).layers)
+        has_stem = joined or self.private == "predictor_and_stem"
+        return (has_stem and name in stem(net)) or super().is_private(net, name)
 
     def layers(self, net: Network) -> tuple[Layer, ...]:
         """The convolutions that filters are selected of."""

@@ -165,7 +165,8 @@ SAYS = (
 LEAVES_OPEN = (
     "As in the released code: ResNet-8; 5 local epochs, batch 64, rate 0.01, momentum 0.9, decay 1e-4. Warm-up of 10 "
     "rounds of everyone, 10 epochs each. The split (dialect balanced: clients that have their share get no more).",
-    "The rounds of warm-up: figure 2d levels off at 10, and the tables do not say theirs.",
+    "The rounds of warm-up: figure 2d levels off at 10, and the tables do not say theirs. Whether training goes on "
+    "from its model: it starts afresh, as in the code.",
     "Delta: 1e-5. The class that is explained ('the model's prediction'): the label's; the code starts from all "
     "classes of a batch.",
     "Augmentation: crop and flip for all. The code adds RandAugment and cutout (columns -randaugment), and warms up "
