@@ -26,11 +26,14 @@ for (const block of document.querySelectorAll("main pre")) {
   frame.append(block, button);
 }
 for (const cell of document.querySelectorAll("main td")) cell.classList.toggle("long", cell.textContent.length > 40);
-for (const table of document.querySelectorAll("main table")) {
-  const cue = () => table.classList.toggle("scrolls", table.scrollWidth - table.scrollLeft > table.clientWidth + 8);
-  table.addEventListener("scroll", cue, { passive: true });
-  cue();
-  if (table.scrollWidth > table.clientWidth) table.tabIndex = 0;  // scrolled by keyboard, too
+for (const wide of document.querySelectorAll("main table, main pre, main .formula")) {
+  const cue = () => wide.classList.toggle("scrolls", wide.scrollWidth - wide.scrollLeft > wide.clientWidth + 8);
+  wide.addEventListener("scroll", cue, { passive: true });
+  new ResizeObserver(() => {
+    cue();
+    if (wide.scrollWidth > wide.clientWidth) wide.tabIndex = 0;  // scrolled by keyboard, too
+    else wide.removeAttribute("tabindex");
+  }).observe(wide);
 }
 
 // ---- which heading is on the screen

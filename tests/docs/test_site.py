@@ -30,6 +30,10 @@ def test_code_has_colours_and_stays_as_it_is():
     assert '<span class="c1"># why</span>' in shown and "&lt;" in shown and "<pre><code>" in shown
     commands = page.block("", "fedlens run rounds=3  # a look\n")
     assert 'class="c1"' in commands and re.sub("<[^>]+>", "", commands) == "fedlens run rounds=3  # a look\n\n"
+    said = page.block("bash", "fedlens run partition.alpha=0.1 model.is=cnn rounds=20 --out a=b/c.txt\n")
+    for name, value in (("partition.alpha", "0.1"), ("rounds", "20")):
+        assert f'<span class="nv">{name}</span><span class="o">=</span><span class="m">{value}</span>' in said
+    assert '<span class="nv">model.is</span><span class="o">=</span>cnn' in said
     assert page.block("", "g ← c & d\n") == "<pre><code>g ← c &amp; d\n</code></pre>\n"
     assert page.block("no-such-language", "x\n") == "<pre><code>x\n</code></pre>\n"
 

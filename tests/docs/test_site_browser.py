@@ -49,3 +49,19 @@ def test_search_copy_and_menu_in_a_browser(browser, built):
         page.resize(390, 844, phone=True)
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         assert page.errors == []
+
+
+def test_a_copy_button_covers_no_code_where_it_is_always_shown(browser, built):
+    """On a phone; with a mouse it appears when one points at the block."""
+    covered = (
+        "[...document.querySelectorAll('.block')].filter((b) => { const range = document.createRange();"
+        "range.selectNodeContents(b.querySelector('code'));"
+        "const button = b.querySelector('.copy').getBoundingClientRect();"
+        "return [...range.getClientRects()].some((r) => r.top < button.bottom - 1 && r.right > button.left"
+        " && r.left < button.right && r.bottom > button.top + 1); }).length"
+    )
+    with browser.open((built / "docs" / "quickstart.html").as_uri(), 390, 844, phone=True) as page:
+        page.until("document.querySelectorAll('.copy').length > 3")
+        assert page.evaluate("matchMedia('(hover: none)').matches") and page.evaluate(covered) == 0
+        page.evaluate("document.querySelectorAll('.block pre').forEach((e) => { e.style.paddingTop = 0; })")
+        assert page.evaluate(covered) > 0  # which would be found
