@@ -456,6 +456,19 @@ def test_a_budget_is_for_life_at_the_owners_delta(tmp_path):
     assert [p.stat().st_mode & 0o077 for p in (tmp_path / "ledgers").iterdir()] == [0, 0]
 
 
+def test_a_node_that_is_started_anew_may_end_a_run_that_its_budget_just_covers(tmp_path):
+    """Before: the rounds that were paid for were counted once more, and the node refused the rest of the run."""
+    found = world(tmp_path, *DP)
+    second = next(n for n, job in enumerate(found.jobs) if job.round == 1)
+    enough = total_epsilon({Release(2.0): 2}, 1e-5) * 1.0001
+    for at in (0, second):
+        assert "upload" in found.node(epsilon=enough).answer(found.work(at=at))[0].trees
+    said = found.node(epsilon=enough).answer(found.work(run="another"))[0].notes
+    assert "is left, and with this run" in said["refused"]
+    hello = found.node(epsilon=enough).answer(Payload({**found.work().notes, "ask": "hello"}, {}))[0].notes
+    assert hello["client"] == 0  # a server that goes on may greet it
+
+
 def test_a_killed_node_pays_once(tmp_path):
     """Killed before its answer was sent, an order costs nothing more; sent and lost, it costs again."""
     book = ledger(tmp_path)
@@ -635,6 +648,22 @@ def test_a_server_cannot_fill_the_disk_with_common_payloads(tmp_path):
     kept = [*(tmp_path / "a" / "run").glob("shared-*.safetensors")]
     assert len(kept) == client._COMMON < len(trees)
     assert set(ask(trees[0], sent=False).notes) == {"missing"} and "upload" in ask(trees[-1], sent=False).trees
+
+
+def test_a_server_learns_nothing_of_the_data_before_the_owner_agrees(tmp_path):
+    """Contracts with other classes and shapes, to find out what a site has. Before: each refusal told it."""
+    found = world(tmp_path)
+    said: list[str] = []
+    node = Trainer(replace(found.node().node, policy=Policy(raw_derived=True)), say=said.append)
+    agreed = found.work().notes["contract"]
+    about = agreed["data"]
+    guesses = [{"classes": ["0", "1"]}, {"classes": ["0", "1", "2", "3"]}, {"shape": [1, 28, 28]}, {}]
+    answers = [
+        node.answer(Payload({"ask": "hello", "contract": {**agreed, "data": {**about, **guess}}}, {}))[0].notes
+        for guess in guesses
+    ]
+    assert answers == [{"waiting": "its owner has not approved this contract yet"}] * len(guesses)
+    assert len(said) == len(guesses) and all("waits for its owner" in line for line in said)
 
 
 # ---- classes ---------------------------------------------------------------------------------------------------------

@@ -42,6 +42,7 @@ _MEMORY = "memory-"  # then the round that wrote it: how Flower's context names 
 class Prepared:
     """All of a run that stays the same from order to order."""
 
+    contract: str  # its digest
     experiment: Experiment
     timetable: Timetable
     net: Network
@@ -53,7 +54,7 @@ class Trainer:
 
     def __init__(self, node: Node, say: Callable[[str], None] = print):
         self.node, self.say = node, say
-        self._prepared: tuple[str, Prepared] | None = None
+        self._prepared: Prepared | None = None
         torch.set_num_threads(1)  # the number of threads changes how sums round
         keep_freed_memory()
 
@@ -76,9 +77,10 @@ class Trainer:
         contract = notes.get("contract")
         if not isinstance(contract, dict) or notes.get("ask") not in ("hello", "work"):
             raise BadInput("the message is neither a hello nor an order")
-        run = self._prepare(contract)
-        if not self.approved(contract):
+        experiment = self._allowed(contract)
+        if not self.approved(contract):  # before its data are looked at: refusals would tell a server about them
             return Payload({"waiting": "its owner has not approved this contract yet"}, {}), kept
+        run = self._prepare(contract, experiment)
         if notes["ask"] == "hello":
             own = {"own_data": self.node.data is not None, "own_noise": self.node.data is not None}
             return Payload({"client": self.node.client, **own}, {}), kept
@@ -126,31 +128,39 @@ class Trainer:
             cost = price(job.stage.uplink, type(job.stage.algorithm).__name__)
             if self.node.privacy is not None and cost.noise is None:
                 raise BadInput("its owner asks for privacy, and what is asked here has no noise")
-            ledger.book(cost, asked, round=job.round + 1)
+            ledger.book(cost, asked, round=job.round + 1, contract=run.contract)
         with system_noise() if self.node.data is not None else nullcontext():
             (reply,) = engine.run(job, [self.node.client])
         if not is_evaluation:
             self.node.policy.let_out(reply.upload)
         return reply.upload
 
-    def _prepare(self, contract: dict[str, Any]) -> Prepared:
+    def _allowed(self, contract: dict[str, Any]) -> Experiment:
+        """What a contract asks for; refused where the owner's file forbids it, whatever the data."""
+        if self._prepared is not None and self._prepared.contract == digest(contract):
+            return self._prepared.experiment
+        node, about = self.node, contract.get("data")
+        asked = experiment_of(contract, node.policy.classes)
+        if node.data is None and node.simulation is None:  # nobody's node: its data are the contract's
+            asked = replace(asked, data=config.resolve(DataSource, contract.get("simulation"), "data"))
+        experiment = asked.with_execution(device=node.device).resolved()
+        assert isinstance(about, dict)  # experiment_of has looked at it
+        size = len(about["classes"]), about["shape"][0], about["shape"][2]
+        check_size(experiment, *size)
+        node.policy.check(experiment, *size)
+        if node.privacy is not None:
+            assert node.ledger is not None  # Node refuses a budget without storage
+            check_privacy(experiment, node.client, node.ledger, digest(contract))
+        return experiment
+
+    def _prepare(self, contract: dict[str, Any], experiment: Experiment) -> Prepared:
         name = digest(contract)
-        if self._prepared is None or self._prepared[0] != name:
-            node = self.node
-            asked = experiment_of(contract, node.policy.classes)
-            if node.data is None and node.simulation is None:  # nobody's node: its data are the contract's
-                asked = replace(asked, data=config.resolve(DataSource, contract.get("simulation"), "data"))
-            experiment = asked.with_execution(device=node.device).resolved()
-            images = node.images(experiment, contract)
-            check_size(experiment, len(images.classes), *images.x.shape[1:3])
-            node.policy.check(experiment, images)
-            if node.privacy is not None:
-                assert node.ledger is not None  # Node refuses a budget without storage
-                check_privacy(experiment, node.client, node.ledger)
-            federation = to_device(experiment, node.federation(experiment, images))
+        if self._prepared is None or self._prepared.contract != name:
+            images = self.node.images(experiment, contract)
+            federation = to_device(experiment, self.node.federation(experiment, images))
             net = experiment.network(images).to(experiment.execution.device)
-            self._prepared = name, Prepared(experiment, experiment.timetable(), net, federation)
-        return self._prepared[1]
+            self._prepared = Prepared(name, experiment, experiment.timetable(), net, federation)
+        return self._prepared
 
     # ---- the owner's approval ----
     def approved(self, contract: dict[str, Any]) -> bool:

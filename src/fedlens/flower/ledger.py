@@ -79,6 +79,11 @@ class ReleaseLedger:
             if last != "sent":  # as where the same bytes leave again
                 self._append({"kind": "sent", "order": order, "noise": None, "what": ""}, lines)
 
+    def rounds(self, contract: str) -> int:
+        """How many rounds of a contract have been paid for."""
+        booked = (line for line in self.lines() if line["kind"] == "booked")
+        return len({line.get("round") for line in booked if line.get("contract") == contract})
+
     def lines(self) -> list[dict[str, Any]]:
         with self._locked() as found:
             return found

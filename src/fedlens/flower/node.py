@@ -64,12 +64,12 @@ class Policy:
             if name not in ALGORITHMS:
                 raise BadInput(f"policy.algorithms has {name!r}, which is unknown; {nearest(name, ALGORITHMS)}")
 
-    def check(self, experiment: Experiment, images: Images) -> None:
+    def check(self, experiment: Experiment, classes: int, channels: int, size: int) -> None:
         """Refuses a whole run before it begins, in a sentence that the server is told."""
         for name in named(experiment.algorithm) if self.algorithms else ():
             if name not in self.algorithms:
                 raise BadInput(f"its policy allows {', '.join(self.algorithms)}, and {name} is not among them")
-        answers = sorted({name for name in _uploaded(experiment, images) if not is_update({name})})
+        answers = sorted({name for name in _uploaded(experiment, classes, channels, size) if not is_update({name})})
         if answers and not self.raw_derived:
             raise BadInput(f"its policy lets model updates out alone, and this method sends {', '.join(answers)}")
 
@@ -79,8 +79,11 @@ class Policy:
             raise BadInput(f"its policy lets model updates out alone, not {', '.join(sorted(upload))}")
 
 
-def check_privacy(experiment: Experiment, client: int, budget: ReleaseLedger) -> None:
-    """Refuses a run that a budget does not cover, or that has releases without noise."""
+def check_privacy(experiment: Experiment, client: int, budget: ReleaseLedger, contract: str = "") -> None:
+    """Refuses a run that a budget does not cover, or that has releases without noise.
+
+    `contract`: its digest. Rounds of it that were paid for, before the node was started anew, are not counted again.
+    """
     assert budget.epsilon is not None
     dp = private(experiment.uplink)
     if dp is None:
@@ -94,7 +97,7 @@ def check_privacy(experiment: Experiment, client: int, budget: ReleaseLedger) ->
         raise BadInput("its owner asks for privacy, and validation has no noise: set evaluate.validation=0")
     if experiment.weighting != "uniform":
         raise BadInput("its owner asks for privacy, and the number of its images has no noise: set weighting=uniform")
-    times = rounds_of(experiment, client)
+    times = max(0, rounds_of(experiment, client) - budget.rounds(contract))
     spent, after = budget.spent(), budget.spent(dp.multiplier / 2, times)
     if after > budget.epsilon:
         raise BadInput(
@@ -126,10 +129,9 @@ def is_update(names: Iterable[str]) -> bool:
     return set(names) <= {"delta", "model", "control", "kept", "reach", "weight", "examples"}
 
 
-def _uploaded(experiment: Experiment, images: Images) -> Iterator[str]:
+def _uploaded(experiment: Experiment, classes: int, channels: int, size: int) -> Iterator[str]:
     plain = replace(experiment, uplink=())  # transforms change values, not what is sent
-    channels, _, size = images.x.shape[1:]
-    for leaf in describe(plain, len(images.classes), channels, size):
+    for leaf in describe(plain, classes, channels, size):
         if leaf.where == "up" and leaf.name != "(header)":
             yield leaf.name.split("/")[0]
 
