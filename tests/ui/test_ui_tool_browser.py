@@ -3,6 +3,7 @@
 import fcntl
 import json
 import shutil
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,8 @@ def test_methods_have_means_and_bands_over_seeds(browser, served):
         assert mean == f"{100 * sum(pair) / 2:.1f} ± {100 * deviation:.1f}"
         page.click("input[aria-label='Compare scaffold']")
         page.until(f"{LINES} === 1 && document.querySelectorAll('#comparison .band').length === 2")
+        assert page.evaluate("[...document.querySelectorAll('#comparison .band')].map((e) => getComputedStyle(e))"
+                             ".every((s) => s.visibility === 'visible' && s.fill !== 'none')")  # fmt: skip
         page.until(f"{ABOUT}.includes('scaffold (2 runs)')")
         page.click(".runs tr:has([aria-label='Compare scaffold']) .fold")
         page.until("document.querySelectorAll('.runs tr.member').length === 2")
@@ -195,6 +198,20 @@ def test_zoom_by_hand_and_by_keys(browser, tmp_path):
         page.click("#zoom-out")
         page.until(f"{window}.every(Number.isNaN)")
         assert page.evaluate("document.querySelector('#zoom-out').disabled") and quiet(page, server)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_an_axis_has_numbers_to_read_by_and_they_do_not_touch(browser, served, size):
+    places = ("[...document.querySelectorAll('#comparison .two > :first-child .plot text[text-anchor=middle]')]"
+              ".map((e) => e.getBoundingClientRect()).map((b) => [b.left, b.right])")  # fmt: skip
+    for axis in ("round", "bytes", "seconds"):
+        with opened(
+            browser, served, size, more=f"#tick=table-1%2Ffedavg-0&tick=table-1%2Fscaffold-1&axis={axis}"
+        ) as page:
+            page.until(f"{LINES} === 2")
+            found = sorted(page.evaluate(places))
+            assert len(found) >= 3 and all(a[1] < b[0] for a, b in pairwise(found)), axis
+            assert quiet(page, served)
 
 
 @pytest.mark.parametrize("axis", ["round", "bytes", "seconds"])

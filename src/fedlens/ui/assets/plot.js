@@ -17,7 +17,7 @@ function plot(name, about, how, visible, zoom) {
     if (!logy) { const pad = Math.max(1e-6, 0.06 * (highY - lowY) || 0.02); lowY = Math.max(0, lowY - pad); highY = share ? Math.min(1, highY + pad) : highY + pad; if (!share && !zoomed) lowY = 0; }
     const x = scale(lowX, highX, box.left, box.right, logx), y = scale(lowY, highY, box.bottom, box.top, logy);
     for (const at of (logy ? powers(lowY, highY) : ticks(lowY, highY, 5))) image.append(drawn("line", { class: "rule", x1: box.left, x2: box.right, y1: y(at), y2: y(at) }), text(box.left - 8, y(at) + 4, share ? +(100 * at).toFixed(2) : +at.toPrecision(3), { "text-anchor": "end" }));
-    for (const at of (logx ? powers(lowX, highX) : ticks(lowX, highX, width < 500 ? 3 : 6, how().x === "round" ? 1 : 0))) image.append(text(x(at), box.bottom + 18, xText(at), { "text-anchor": "middle" }));
+    for (const at of (logx ? powers(lowX, highX) : ticks(lowX, highX, Math.max(5, Math.min(8, Math.round(width / 90))), how().x === "round" ? 1 : 0))) image.append(text(x(at), box.bottom + 18, xText(at), { "text-anchor": "middle" }));
     image.append(text(0, 12, yName + (logy ? ", log" : "")), text(box.right, height - 6, xName + (logx ? ", log" : ""), { "text-anchor": "end" }));
     const inner = drawn("g", { "clip-path": `url(#${id})` }), few = within.length <= 8, cursor = drawn("g", { "aria-hidden": "true" });
     image.append(drawn("clipPath", { id }, drawn("rect", { x: box.left - 3, y: box.top - 4, width: box.right - box.left + 6, height: box.bottom - box.top + 8 })), inner, cursor);
