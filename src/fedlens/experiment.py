@@ -76,7 +76,7 @@ class Evaluation:
     targets: tuple[Share, ...] = ()  # accuracies whose first round and bytes are reported
     measures: Literal["accuracy", "all"] = "accuracy"  # all: balanced accuracy, AUROC, ECE, and each class, too
     validation: Share = 0.0  # of each client's training images, kept for choosing the best round; 0: none is chosen
-    watch: Literal["accuracy", "loss", "balanced_accuracy", "auroc", "ece"] = "loss"  # on them: decides which is best
+    watch: str = "loss"  # decides which is best: accuracy, loss, balanced_accuracy, auroc, ece; of a class: auroc/ill
     patience: Number = 0  # evaluations on them without a better one after which the run ends; 0: it never ends early
 
 

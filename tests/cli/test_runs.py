@@ -215,3 +215,26 @@ def test_the_shell_completes_commands(nursery, tmp_path):
     assert {"resume", "report", "recommend", "reproduce"} <= {*ended.out.split()}
     script = nursery(cwd=tmp_path, environment={"_FEDLENS_COMPLETE": "source_bash"})
     assert "_FEDLENS_COMPLETE=complete_bash" in script.out and "--install-completion" in nursery("-h", cwd=tmp_path).out
+
+
+# ---- what a run measured ----
+def test_measures_and_the_best_round_are_told(everyone, tmp_path):
+    """At the end of a run, by `show`, in a client's confusion; and numbers of `list --json` are not rounded."""
+    more = ["evaluate.personal=after", "evaluate.measures=all", "evaluate.validation=0.2", "evaluate.watch=auroc/3"]
+    ended = everyone("run", *SMALL, *more, "out=runs/a", cwd=tmp_path)
+    assert ended.code == 0, ended.err
+    result = json.loads((tmp_path / "runs/a/result.json").read_text())
+    line = f"balanced accuracy {100 * result['measures']['global']['balanced_accuracy']:.2f} %, AUROC "
+    best = f"on validation images: round 1 (auroc/3 {100 * result['best']['validation_auroc/3']:.2f} %)"
+    assert line in ended.out and best in ended.out and "fedlens export runs/a --round best" in ended.out
+    shown = everyone("show", "runs/a", cwd=tmp_path).out
+    assert f"measures  {line}" in shown and f"best      {best}" in shown and "personal  after: mean " in shown
+    (row,) = json.loads(everyone("list", "--json", cwd=tmp_path).out)["runs"]
+    assert (row["bytes"], row["seconds"]) == (result["bytes_up"] + result["bytes_down"], result["seconds"])
+    assert "no runs below runs have the tag x" in everyone("list", "--tag", "x", cwd=tmp_path).out
+    said = json.loads(everyone("clients", "runs/a", "--confusion", "2", "--json", cwd=tmp_path).out)
+    ((name, counts),) = said["confusion"].items()
+    right, all = sum(counts[label][label] for label in range(10)), sum(map(sum, counts))
+    assert right / all == said["accuracies"][name]["2"]
+    ended = everyone("compare", "fedavg", "fedprox", *SMALL, "--by", "sensitivity/11", cwd=tmp_path)
+    assert ended.code == 2 and "there is no class '11'" in ended.sentence

@@ -81,6 +81,44 @@ def test_validation_images_are_nobodys_else():
         assert not aside & {*federation.test[client].tolist()} and not aside & {*federation.pool.tolist()}
 
 
+def test_a_class_decides_which_round_is_best(tmp_path):
+    """sensitivity/3 is how many of the threes are found, on validation images of all clients; a run that it ends has
+    the measures of every class, and says why it ended."""
+    words = ["evaluate.watch=sensitivity/3", "evaluate.patience=1", "rounds=12", "local.lr=0.4", "seed=2"]
+    result = run(read(*TINY, *words, f"out={tmp_path / 'run'}"))
+    folder = RunFolder(tmp_path / "run")
+    values = validated(folder.metrics(), "sensitivity/3")
+    best = max(values, key=lambda round: (values[round], -round))
+    assert result.rounds == best + 1 < 12 and result.best["round"] == best
+    assert result.best["validation_sensitivity/3"] == values[best]
+    assert {"sensitivity/3", "specificity/3", "auroc/3"} <= result.measures["global"].keys()
+    assert sum(map(sum, confusion(folder.metrics(), "global", 10))) == 1000
+    assert (
+        f"ended early: 1 evaluations on validation images were no better than round {best}"
+        in (tmp_path / "run/log.txt").read_text()
+    )
+
+
+def test_confusions_of_clients_are_kept(done):
+    path, _ = done
+    metrics, whole = RunFolder(path).metrics(), torch.zeros(10, 10)
+    for client in range(4):
+        own = torch.tensor(confusion(metrics, "personal after", 10, client))
+        rows = [row for row in metrics.to_pylist() if row["client"] == client and row["metric"] == "accuracy"]
+        last = next(row["value"] for row in reversed(rows) if row["model"] == "personal after")
+        assert own.trace() / own.sum() == pytest.approx(last)
+        whole += own
+    assert whole.tolist() == confusion(metrics, "personal after", 10)
+
+
+def test_a_measure_that_validation_images_leave_open_is_said(tmp_path):
+    """Each client has one class: there is no AUROC, no best round, and no traceback."""
+    words = ["partition=shards", "partition.classes=1", "clients=10", "evaluate.measures=accuracy"]
+    result = run(read(*TINY, *words, "rounds=1", f"out={tmp_path / 'run'}"))
+    assert result.best is None
+    assert "round 1 has no auroc: no client's validation images have" in (tmp_path / "run/log.txt").read_text()
+
+
 def test_patience_ends_a_run_that_is_complete_then(tmp_path):
     words = ["evaluate.measures=accuracy", "evaluate.watch=accuracy", "evaluate.patience=2", "rounds=40", "local.lr=2"]
     result = run(read(*TINY, *words, f"out={tmp_path / 'run'}"))
@@ -99,6 +137,8 @@ def test_patience_ends_a_run_that_is_complete_then(tmp_path):
         (["evaluate.patience=3", "algorithm=fedavg+ft"], "stage of its own"),
         (["evaluate.validation=0.0000001"], "evaluate.validation"),
         (["evaluate.watch=auc"], "auroc"),
+        (["evaluate.watch=sensitivity"], "sensitivity/CLASS"),
+        (["evaluate.watch=sensitivity/12"], "there is no class '12'"),
     ],
 )
 def test_refusals(words, said, tmp_path):
@@ -107,14 +147,27 @@ def test_refusals(words, said, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_comparisons_rank_by_a_measure(done, tmp_path):
-    path, result = done
-    other = run(read(*TINY, "algorithm=fedprox", "algorithm.mu=5", f"out={tmp_path / 'b'}"))
-    found = compare_existing([path, tmp_path / "b"], "ece")
+@pytest.fixture(scope="module")
+def other(tmp_path_factory):
+    place = tmp_path_factory.mktemp("measures")
+    return place / "b", run(read(*TINY, "algorithm=fedprox", "algorithm.mu=5", f"out={place / 'b'}"))
+
+
+@pytest.mark.parametrize("measure", ["ece", "balanced_accuracy", "sensitivity/7", "specificity/7", "auroc/7"])
+def test_comparisons_rank_by_a_measure(done, other, measure):
+    found = compare_existing([done[0], other[0]], measure)
     rows = found.rows(found.settings[0])
-    scores = {"fedavg": result.measures["global"]["ece"], "fedprox": other.measures["global"]["ece"]}
-    assert [row["method"] for row in rows] == sorted(scores, key=scores.get)
-    assert found.plain()["measure"] == "ece" and "ece" in found.tables()[0][1][0]
+    scores = {"fedavg": done[1].measures["global"][measure], "fedprox": other[1].measures["global"][measure]}
+    best_first = sorted(scores, key=scores.get, reverse=measure != "ece")
+    assert [row["method"] for row in rows] == best_first and rows[0]["mean"] == scores[best_first[0]]
+    assert found.plain()["measure"] == measure and measure in found.tables()[0][1][0]
+    base, _, label = measure.partition("/")
+    assert base.capitalize().replace("_", " ") + f" of {label}" * bool(label) in found.latex()
+
+
+def test_a_class_that_no_run_has_is_refused(done, other):
+    with pytest.raises(BadInput, match="no run has auroc/17"):
+        compare_existing([done[0], other[0]], "auroc/17")
 
 
 def test_class_weights_are_those_of_torch():

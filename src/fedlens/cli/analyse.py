@@ -54,7 +54,7 @@ def clients(
     """
     from ..report.client_figures import accuracy_bars, confusion_matrices, loss_curves
     from ..runs.folder import RunFolder
-    from ..runs.opened import OpenedRun, named, same_split
+    from ..runs.opened import OpenedRun, named
     from ..runs.read import client_evaluation, fairness
 
     paths = named(runs := runs_among(words))
@@ -68,23 +68,46 @@ def clients(
     names = RunFolder.open(runs[0]).names()
     with figures(style, width) as printed:
         drawn = [accuracy_bars(accuracies, fair, place, names)]
-        opened = {n: OpenedRun.open(p) for n, p in paths.items()} if loss or confusion else {}
+        counts: dict[str, Any] = {}
         if confusion:
-            same_split(opened)
             number = names.number(confusion)
-            counts = {name: run.confusion(number) for name, run in opened.items()}
+            counts = _confusions(paths, evaluated, number)
             where = place.with_name(f"{place.name}-confusion-{number}")
-            classes = next(iter(opened.values())).images.classes
+            classes = [names.label(label) for label in range(len(next(iter(counts.values()))))]
             drawn.append(confusion_matrices(counts, classes, where, f"{names.client(number)}, % of each class"))
         if loss:
+            opened = {n: OpenedRun.open(p) for n, p in paths.items()}
             losses = {name: run.training_losses() for name, run in opened.items()}
             drawn.append(loss_curves(losses, place.with_name(f"{place.name}-loss")))
     drawn = printed or drawn
     if json:
-        say_json({"runs": rows, "accuracies": accuracies, "pictures": [str(path) for path in drawn]})
+        shown = {name: found.tolist() for name, found in counts.items()}
+        more = {"confusion": shown} if shown else {}
+        say_json({"runs": rows, "accuracies": accuracies, **more, "pictures": [str(path) for path in drawn]})
         return
     _print_clients(rows, accuracies, names)
     print(*drawn, sep="\n")
+
+
+def _confusions(paths: dict[str, Path], evaluated: dict[str, tuple[str, Any]], client: int) -> dict[str, Any]:
+    """Run -> [truth, prediction] of a client's test images: as the tables have it, or its model predicts it again."""
+    import torch
+
+    from ..runs.folder import RunFolder
+    from ..runs.measures import confusion
+    from ..runs.opened import OpenedRun, same_split
+
+    found, splits = {}, set()
+    for name, path in paths.items():
+        folder = RunFolder.open(path)
+        found[name] = confusion(folder.metrics(), evaluated[name][0], len(folder.names().classes), client)
+        card = folder.passport()
+        splits.add((card["split_hash"], card["data"]["sha256"]))
+    if len(splits) == 1 and all(counts is not None for counts in found.values()):
+        return {name: torch.tensor(counts) for name, counts in found.items()}
+    opened = {name: OpenedRun.open(path) for name, path in paths.items()}
+    same_split(opened)
+    return {name: run.confusion(client) for name, run in opened.items()}
 
 
 def _print_clients(rows: list[dict[str, Any]], accuracies: dict[str, dict[int, float]], names: Any) -> None:

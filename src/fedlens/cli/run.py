@@ -25,6 +25,9 @@ from .format import (
 )
 from .runs import Tags
 
+_MEASURES = "Rank by accuracy, loss, balanced_accuracy, auroc, ece, or of a class, as sensitivity/ill."
+By = Annotated[str, typer.Option(metavar="MEASURE", help=_MEASURES)]
+
 
 def run(
     words: Words = None,
@@ -111,9 +114,21 @@ def _closing(result: Any, json: bool) -> None:
         mean, std, worst = (percent(spread[part], 2) for part in ("mean", "std", "worst_decile"))
         numbers = f"mean {mean}, std {std}, worst tenth {worst}"
         print(f"{words.get(name, f'{name} models')}: {numbers} (each on its client's test shard)")
+    for line in _measure_lines(result):
+        print(line)
     for line in _privacy_lines(Path(result.run) / "privacy.json"):
         print(line)
     print(f"sent up {size(result.bytes_up)}, down {size(result.bytes_down)}; {duration(result.seconds)}; {result.run}")
+
+
+def _measure_lines(result: Any) -> Iterator[str]:
+    """Of evaluate.measures=all, and of the round that evaluate.validation chose."""
+    from ..runs.measures import best_line, measure_line
+
+    if line := measure_line(result.measures):
+        yield line
+    if result.best:
+        yield f"{best_line(result.best)}; fedlens export {result.run} --round best"
 
 
 def _privacy_lines(file: Path) -> Iterator[str]:
@@ -137,9 +152,7 @@ def compare(
     seeds: Annotated[str, typer.Option(help="How many, such as 3, or which, such as 0,1,2.")] = "1",
     runs: Annotated[bool, typer.Option("--runs", help="The words are folders of runs that are there already.")] = False,
     processes: Annotated[int, typer.Option(min=0, help="Runs side by side; 0: as many as pay.")] = 0,
-    by: Annotated[
-        str, typer.Option(metavar="MEASURE", help="Rank by accuracy, loss, balanced_accuracy, auroc or ece.")
-    ] = "accuracy",
+    by: By = "accuracy",
     out: Annotated[
         str, typer.Option(help="Its folder; without one runs/compare-..., the same for the same settings.")
     ] = "",
@@ -155,15 +168,13 @@ def compare(
     """
     from ..compare.board import board
     from ..compare.run import asked, compare, compare_existing, pictures
-    from ..core.errors import BadInput, nearest
-    from ..core.measures import MEASURES
+    from ..core.measures import check_measure
     from ..report.page import write
     from ..runs.grid import seeds_of
     from ..runs.labels import checked, label
 
     tags, look = checked(tag or ()), figures(style, width)
-    if by not in MEASURES:
-        raise BadInput(f"--by {by} is no measure; {nearest(by, MEASURES)}")
+    check_measure("--by", by)
     try:
         if runs:
             found, place = compare_existing([Path(word) for word in words or ()], by), Path(out or "runs/compared")
@@ -171,6 +182,7 @@ def compare(
         else:
             more = ["evaluate.measures=all"] if by not in ("accuracy", "loss") else []
             what = asked([*(words or ()), *more])
+            what.check_measure(by)
             place = Path(out) if out else what.folder
             found = compare(what, seeds_of(seeds), place, board(json), processes, by)
         with look as printed:

@@ -93,12 +93,16 @@ def _cell(column: Column, method: str, measure: str) -> str:
 
 def _caption(about: str, measure: str, columns: Iterable[str], has_star: bool) -> str:
     unit = "" if measure == "loss" else r" in \%"
-    said = (
-        f"{measure.capitalize().replace('_', ' ')}{unit}, mean $\\pm$ standard deviation over seeds. {escaped(about)}"
-    )
+    said = f"{_title(measure)}{unit}, mean $\\pm$ standard deviation over seeds. {escaped(about)}"
     star = f" $^*$: not told from the best (paired t-test, $p \\geq {LEVEL}$)." if has_star else ""
     meanings = "; ".join(f"{name}: {_MEANINGS[name]}" for name in columns if name in _MEANINGS)
     return f"{said} {meanings.capitalize()}. Bold: the best.{star}" if meanings else f"{said} Bold: the best.{star}"
+
+
+def _title(measure: str) -> str:
+    """balanced_accuracy as Balanced accuracy; the name of a class stays as it is."""
+    base, slash, label = measure.partition("/")
+    return base.capitalize().replace("_", " ") + (f" of {escaped(label)}" if slash else "")
 
 
 def escaped(text: str) -> str:

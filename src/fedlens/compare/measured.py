@@ -92,7 +92,7 @@ def as_compared(blank: Compared, run: StoredRun) -> Compared:
         last=len(last),
         global_end=last[-1] if last else None,
         clients=client_accuracies(run.metrics),
-        measures=_measures(run.result),
+        measures=_measures(run.result, run.folder.names().classes),
         rounds=run.rounds,
         bytes_up=sum(sent.get("upload", {}).values()),
         bytes_down=sum(count for way in ("download", "shared") for count in sent.get(way, {}).values()),
@@ -106,9 +106,20 @@ def as_compared(blank: Compared, run: StoredRun) -> Compared:
     )
 
 
-def _measures(result: Mapping[str, Any]) -> dict[str, float]:
-    """`global auroc`, `personal after auroc`, ...: of the global model, or the mean over clients, at the end."""
-    found = {f"global {name}": value for name, value in result.get("measures", {}).get("global", {}).items()}
+def _measures(result: Mapping[str, Any], classes: Sequence[str]) -> dict[str, float]:
+    """`global auroc`, `personal after auroc`, ...: of the global model, or the mean over clients, at the end.
+
+    Those of a class, such as `global sensitivity/ill`, over all test images; the class by number, and by name.
+    """
+    pooled = result.get("measures", {})
+    found = {f"global {name}": value for name, value in pooled.get("global", {}).items()}
+    for model, values in pooled.items():
+        for name, value in values.items():
+            base, slash, label = name.partition("/")
+            if slash:
+                found[f"{model} {name}"] = value
+                if int(label) < len(classes):
+                    found[f"{model} {base}/{classes[int(label)]}"] = value
     found |= {"global loss": result["loss"]} if result.get("loss") is not None else {}
     for model, values in result["personal"].items():
         name = model if model in PERSONAL else f"personal {model}"

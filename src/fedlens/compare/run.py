@@ -11,6 +11,7 @@ from pathlib import Path
 
 from .. import config
 from ..core.errors import BadInput
+from ..core.measures import numbered
 from ..core.phases import counted, heard_by
 from ..experiment import Execution, Experiment
 from ..runs.grid import Cell, Column, Grid, Row, is_done, merged_words, placement
@@ -45,6 +46,12 @@ class Asked:
             part for part in ("compare", "" if several and "data" in _swept(self.grid) else data, tag) if part
         )
         return Path("runs") / name
+
+    def check_measure(self, name: str) -> None:
+        """Refuses one of a class that the data do not have, before anything is trained."""
+        if "/" in name:
+            for one in {repr(cell.experiment.data): cell.experiment for cell in self.cells}.values():
+                numbered("--by", name, one.images().classes)
 
     def task(self, cell: Cell, seed: int, out: Path) -> Task:
         name = " ".join(part for part in (cell.row, cell.column, f"seed {seed}") if part)

@@ -7,12 +7,34 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from .errors import BadInput, nearest
 from .tree import Tree
 
 BINS = 15  # of confidence, for the calibration error
 MEASURES = ("accuracy", "loss", "balanced_accuracy", "auroc", "ece")
 LOWER_IS_BETTER = ("loss", "ece")
-BY_CLASS = ("sensitivity", "specificity", "auroc")
+BY_CLASS = ("sensitivity", "specificity", "auroc")  # with a class behind a slash: sensitivity/ill, sensitivity/0
+
+
+def check_measure(key: str, name: str) -> None:
+    """Refuses what no evaluation measures; whether there is such a class, the data know."""
+    base, slash, label = name.partition("/")
+    if name not in MEASURES and not (base in BY_CLASS and slash and label):
+        known = (*MEASURES, *(f"{each}/CLASS" for each in BY_CLASS))
+        raise BadInput(f"{key} {name} is no measure; {nearest(name, known)}")
+
+
+def numbered(key: str, name: str, classes: Sequence[str]) -> str:
+    """A measure as tables have it, its class by number: sensitivity/1 for sensitivity/ill."""
+    check_measure(key, name)
+    base, slash, label = name.partition("/")
+    if not slash:
+        return name
+    if label in classes:
+        return f"{base}/{classes.index(label)}"
+    if label.isascii() and label.isdigit() and int(label) < len(classes):
+        return f"{base}/{int(label)}"
+    raise BadInput(f"{key} {name}: there is no class {label!r}; {nearest(label, classes)}")
 
 
 def detail(probabilities: Tensor, y: Tensor) -> Tree:
@@ -60,6 +82,14 @@ def measured(scores: Sequence[Tree]) -> dict[str, float]:
     parts = by_class(score)
     more = {"balanced_accuracy": _mean(parts["sensitivity"]), "auroc": _mean(parts["auroc"]), "ece": _ece(score)}
     return found | {name: value for name, value in more.items() if value == value}
+
+
+def measure_value(scores: Sequence[Tree], name: str) -> float | None:
+    """Of one measure, with its class by number; None where the images leave it open."""
+    found = measured(scores)
+    if "/" in name:
+        found |= each_class(pooled_scores(scores), confusion=False)
+    return found.get(name)
 
 
 def each_class(score: Tree, confusion: bool = True) -> dict[str, float]:

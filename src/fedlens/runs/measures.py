@@ -8,9 +8,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..core.format import percent
 from ..core.measures import BY_CLASS, MEASURES, best_round
 from .rounds import Rounds
 
+PERSONAL = ("fine-tuned", "personal after", "personal before")  # models of single clients, the best trained first
 POOLED = "examples"  # the weighting of a number over all test images, whoever owns them
 
 
@@ -48,9 +50,30 @@ def closing(rows: Iterable[Mapping[str, Any]], end: int) -> dict[str, dict[str, 
     return {model: values for model, values in found.items() if "balanced_accuracy" in values}
 
 
-def confusion(metrics: pa.Table, model: str, classes: int) -> list[list[int]] | None:
-    """[truth][prediction] counts over all test images, at the last evaluation of every class; None: there was none."""
-    table = metrics.filter(pc.field("client").is_null() & (pc.field("model") == model))
+_TITLES = {"balanced_accuracy": "balanced accuracy", "auroc": "AUROC", "ece": "calibration error"}
+
+
+def measure_line(measures: Mapping[str, Mapping[str, float]]) -> str:
+    """The pooled ones for people, of the global model, or where there is none of the best trained; empty: none."""
+    for model in ("global", *PERSONAL):
+        values = measures.get(model, {})
+        if found := [f"{said} {percent(values[name], 2)}" for name, said in _TITLES.items() if name in values]:
+            return f"{', '.join(found)} ({'global model' if model == 'global' else f'{model}, pooled'})"
+    return ""
+
+
+def best_line(best: Mapping[str, float]) -> str:
+    """The round that validation images chose, for people."""
+    ((name, value),) = ((key.removeprefix("validation_"), best[key]) for key in best if key.startswith("validation_"))
+    shown = f"{value:.4f}" if name == "loss" else percent(value, 2)
+    test = f", accuracy {percent(best['accuracy'], 2)} on the test set" if best.get("accuracy") is not None else ""
+    return f"best on validation images: round {best['training_round']:.0f} ({name} {shown}){test}"
+
+
+def confusion(metrics: pa.Table, model: str, classes: int, client: int | None = None) -> list[list[int]] | None:
+    """[truth][prediction] counts over all test images, or a client's, at the last evaluation; None: there was none."""
+    whose = pc.field("client").is_null() if client is None else pc.field("client") == client
+    table = metrics.filter(whose & (pc.field("model") == model))
     rows = [row for row in table.to_pylist() if row["metric"].startswith("confusion/")]
     if not rows:
         return None

@@ -22,10 +22,9 @@ from ..core.errors import BadInput
 from ..core.yaml_dialect import read_yaml
 from ..experiment import Experiment
 from .folder import RunFolder
-from .measures import best_of, closing
+from .measures import PERSONAL, best_of, closing
 from .rounds import Rounds
 
-PERSONAL = ("fine-tuned", "personal after", "personal before")  # models of single clients, the best trained first
 POINTS = 400  # of a curve at most, clients of a chart at most: more cannot be seen, and make a page heavy
 # What damaged files raise.
 DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, pa.ArrowException)

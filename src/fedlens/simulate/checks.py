@@ -7,6 +7,7 @@ from dataclasses import replace
 from .. import config
 from ..core.algorithm import Errand
 from ..core.errors import BadInput
+from ..core.measures import numbered
 from ..data import Images
 from ..experiment import Experiment
 from ..robust.defence import UPDATES
@@ -21,6 +22,7 @@ def check(experiment: Experiment, images: Images) -> None:
     shape = len(images.classes), images.x.shape[1], images.x.shape[3]
     last = experiment.timetable()[-1].stage
     asked = experiment.evaluate
+    numbered("evaluate.watch", asked.watch, images.classes)
     if asked.patience and not asked.validation:
         raise BadInput("evaluate.patience needs images to choose by: set evaluate.validation, as in 0.1")
     if asked.patience and (not last.algorithm.updates_model or last.rounds == 1 < experiment.rounds):

@@ -18,7 +18,16 @@ from ..core.evaluate import Evaluate, personal_evaluations, total
 from ..core.files import remove
 from ..core.format import percent
 from ..core.ledger import Entry, Ledger
-from ..core.measures import LOWER_IS_BETTER, MEASURES, best_round, each_class, measured, pooled_scores
+from ..core.measures import (
+    LOWER_IS_BETTER,
+    MEASURES,
+    best_round,
+    each_class,
+    measure_value,
+    measured,
+    numbered,
+    pooled_scores,
+)
 from ..core.policy import EVERY_REPLY
 from ..core.replies import Replies, ask
 from ..core.rng import key
@@ -36,6 +45,7 @@ from ..runs.rounds import Rounds, stage_names
 from ..runs.tables import METRICS, GrowingTable, read
 from ..runs.transcript import Recording
 
+_COUNTS = 20_000  # of clients' confusions that a round's table takes at most; with more, they are left out
 STOP = "stop"  # a file of this name in its folder asks a run to end after the round it is in
 
 
@@ -121,7 +131,8 @@ class Recorder:
         known = start.round, folder.unsynced, start.transcript
         self.transcript = Recording(place, limit, *known) if limit else None
         self.clock = RoundClock(self.metrics, start.seconds, parts.timed, experiment.execution.device)
-        self.evaluation = Evaluations(experiment, engine, self.metrics, parts.check, parts.backdoor)
+        watch = numbered("evaluate.watch", experiment.evaluate.watch, folder.names().classes)
+        self.evaluation = Evaluations(experiment, engine, self.metrics, watch, parts.check, parts.backdoor)
         self.checkpoints, self.memories = Checkpoints(folder, experiment), dict(start.memories)
         self._stop = folder.path / STOP
         remove(self._stop)  # it was meant for an earlier process
@@ -137,6 +148,9 @@ class Recorder:
             self.bytes.book_evaluation(evaluation, cohort, found, server.round)
             self.disclosure.book(evaluation, found)
             self._note(reply_notes(server.round, found))
+        if of.is_open:
+            watch = self.experiment.evaluate.watch
+            self._note([f"round {server.round} has no {watch}: no client's validation images have what it needs"])
         seconds = self.clock.round(server.round)
         self.disclosure.book(job, replies)
         full = self.transcript.add(job, replies) if self.transcript else ""  # before the checkpoint: no gap if killed
@@ -154,6 +168,8 @@ class Recorder:
         self.watcher.round(progress)
         self.tell_stage(server.round)
         if self.evaluation.enough:
+            count, best = self.experiment.evaluate.patience, self.counts.trained(self.evaluation.best or 0)
+            self._note([f"ended early: {count} evaluations on validation images were no better than round {best}"])
             raise Enough
         self.disclosure.refuse(server.round)
         if asked_to_stop:
@@ -229,10 +245,12 @@ class Evaluations:
         experiment: Experiment,
         engine: Engine,
         metrics: GrowingTable,
+        watch: str,
         check: Check | None,
         backdoor: Callable[[Tree], float] | None,
     ):
         self.experiment, self.engine, self.metrics, self.check = experiment, engine, metrics, check
+        self.watch, self.is_open = watch, False  # what decides which round is best; whether it had no value
         self.backdoor, self.rounds = backdoor, len(experiment.timetable())
         self.counts = Rounds.of(experiment.timetable())
         self.newest: tuple[float, float] | None = None  # accuracy and loss of the global model
@@ -264,7 +282,10 @@ class Evaluations:
         )
         yield order, cohort, replies
         if found := [r.upload for r in replies if int(r.upload.examples)]:
-            value = measured(found)[asked.watch]
+            value = measure_value(found, self.watch)
+            self.is_open = value is None
+            if value is None:
+                return
             self.metrics.add([(server.round, None, "validation", "", "examples", asked.watch, value)])
             self.watched[server.round] = value
 
@@ -277,13 +298,13 @@ class Evaluations:
         return cohort, replies, asked
 
     def of_global(self, server: Server, job: Job) -> Iterator[Any]:
-        """Asks nobody: the server has the pooled test set."""
+        """Asks nobody: the server has the pooled test set. Only when its turn comes: validation may end the run."""
         asked = self.experiment.evaluate
         trained = self.counts.trained(server.round)
         closes = trained > max(0, self.counts.total - asked.closing)
         if closes or self._is_due(server.round, asked.every):
             self.newest = self._of_global(server, job)
-        return iter(())
+        yield from ()
 
     def _is_due(self, round: int, every: int) -> bool:
         """After the last round, and `every` so many rounds of training; a preparation has a count of its own."""
@@ -337,7 +358,7 @@ class Evaluations:
         for client, measures in by_client.items():
             kept = {measure: value for measure, value in measures.items() if measure != "loss"}
             if self.detailed:
-                kept |= each_class(found[client], confusion=False)
+                kept |= each_class(found[client], len(found) * found[client].confusion.numel() <= _COUNTS)
             self.metrics.add((round, client, *each, measure, value) for measure, value in kept.items())
         if self.detailed:
             pooled = pooled_scores([*found.values()])
