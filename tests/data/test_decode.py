@@ -216,7 +216,14 @@ def test_compressed(dicom, monkeypatch):
         raise NotImplementedError
 
     monkeypatch.setattr(pydicom.pixels, "get_decoder", unknown)
-    with pytest.raises(PassedOver, match="DICOM compressed as RLE Lossless"):
+    with pytest.raises(PassedOver, match="DICOM compressed as RLE Lossless, which nothing here can unpack"):
+        dicom(values, BitsStored=12, syntax=RLELossless)
+
+    class Lacking:
+        is_available = False
+
+    monkeypatch.setattr(pydicom.pixels, "get_decoder", lambda syntax: Lacking)
+    with pytest.raises(PassedOver, match=r"RLE Lossless, for which pip install 'fedlens\[dicom\]' has a decoder"):
         dicom(values, BitsStored=12, syntax=RLELossless)
 
 

@@ -208,12 +208,13 @@ def _compression(pydicom: Any, tags: Any) -> str:
     syntax = tags.file_meta.get("TransferSyntaxUID")
     if syntax is None or not syntax.is_compressed:
         return ""
+    what = f"DICOM compressed as {syntax.name}"
     try:
-        known = pydicom.pixels.get_decoder(syntax).is_available
+        decoder = pydicom.pixels.get_decoder(syntax)
     except NotImplementedError:
-        known = False
-    if not known:
-        raise PassedOver(f"DICOM compressed as {syntax.name}, for which pip install 'fedlens[dicom]' has a decoder")
+        raise PassedOver(f"{what}, which nothing here can unpack") from None
+    if not decoder.is_available:
+        raise PassedOver(f"{what}, for which pip install 'fedlens[dicom]' has a decoder")
     return f" ({syntax.name})"
 
 
