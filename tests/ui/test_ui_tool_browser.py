@@ -90,6 +90,21 @@ def test_short_names_and_what_all_share(browser, served):
         assert page.evaluate("document.querySelector('.runs .name').title.startsWith('table-1/')")
 
 
+def test_a_name_goes_on_in_the_next_line_after_a_sign_alone(browser, tmp_path):
+    names = ["table-1/scaffold/seed-2", "table-1/fedavg_lr=0.01/seed-2", "other"]
+    for name in names:
+        synthetic(tmp_path / "runs" / name, 4)
+    lines = ("[...document.querySelectorAll('.runs .name')].map((e) => [...e.childNodes].filter((n) => n.data)"
+             ".map((n) => { const r = document.createRange(); r.selectNode(n);"
+             "return r.getClientRects().length; }))")  # fmt: skip
+    with serving(tmp_path / "runs") as server, opened(browser, server, "phone") as page:
+        page.until("document.querySelectorAll('.runs tbody tr').length === 3")
+        assert sorted(page.evaluate(NAMES)) == sorted(names)
+        assert all(count == 1 for parts in page.evaluate(lines) for count in parts)
+        tall = "[...document.querySelectorAll('.runs .name')].map((e) => e.getBoundingClientRect().height)"
+        assert max(page.evaluate(tall)) > 1.5 * min(page.evaluate(tall))  # there was something to fold
+
+
 def test_search_covers_settings_tags_and_notes(browser, served):
     four = ["fedavg-0", "fedavg-1", "scaffold-0", "scaffold-1"]
     with opened(browser, served) as page:

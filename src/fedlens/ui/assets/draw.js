@@ -1,4 +1,7 @@
 // Small drawings of the live page.
+// A name that may go on in the next line after a sign such as / and not within a word.
+const foldable = (words) => words.split(/(?<=[/_.,=-])/).flatMap((part, at) => (at ? [element("wbr"), part] : [part]));
+
 function spark(curves, colour) {
   const [low, high] = extent(curves.flat()), longest = Math.max(...curves.map((values) => values.length));
   const path = (values) => values.map((value, at) => `${((100 * at) / Math.max(1, longest - 1)).toFixed(1)},${(29 - (28 * (value - low)) / (high - low || 1)).toFixed(1)}`).join(" ");

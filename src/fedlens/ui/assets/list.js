@@ -66,7 +66,7 @@ function line(item, view) {
     box.setAttribute("aria-label", item.members ? `Compare ${item.label}` : `Compare ${item.name}`);
     if (title.dataset.words !== words + row.remark + row.trouble) {
       title.dataset.words = words + row.remark + row.trouble;
-      title.replaceChildren(item.members ? element("span", { class: "name" }, words) : leads({ run: item.name }, { class: "name", title: item.name }, words), ...(item.members ? [open] : []),
+      title.replaceChildren(item.members ? element("span", { class: "name" }, foldable(words)) : leads({ run: item.name }, { class: "name", title: item.name }, foldable(words)), ...(item.members ? [open] : []),
         !item.members && row.remark ? element("span", { class: "remark", title: "Newest note" }, row.remark) : "", !item.members && row.trouble && row.state !== "stopped" ? element("span", { class: "trouble" }, row.trouble) : "");
     }
     if (open) { open.textContent = `${item.members.length} run${item.members.length > 1 ? "s" : ""}`; open.setAttribute("aria-expanded", expanded); }

@@ -38,7 +38,7 @@ function runView(name) {
     const row = rows.get(name);
     if (!row) { status.textContent = "This run is not in the folder any more."; buttons.replaceChildren(); return; }
     if (!changed.includes(row)) return;
-    status.replaceChildren(element("span", { class: `state ${row.state}` }, stateWords(row)), ` ${row.method}${row.family ? ` (family: ${row.family})` : ""} on ${row.data || "?"}, ${row.round < row.rounds ? "round " : ""}${progress(row)}${row.round < row.rounds ? "" : " rounds"}`, known(row.accuracy) ? `, ${percent(row.accuracy)} % accuracy of ${WORDS[row.evaluated_on] || row.evaluated_on}` : "");
+    status.replaceChildren(element("span", { class: `state ${row.state}` }, stateWords(row)), ` · ${row.method}${row.family ? ` (family: ${row.family})` : ""} on ${row.data || "?"}, ${row.round < row.rounds ? "round " : ""}${progress(row)}${row.round < row.rounds ? "" : " rounds"}`, known(row.accuracy) ? `, ${percent(row.accuracy)} % accuracy of ${WORDS[row.evaluated_on] || row.evaluated_on}` : "");
     if (row.state !== "running") stopWords = null;
     trouble.hidden = !row.trouble;
     trouble.textContent = row.trouble + (row.state === "stopped" || row.state === "failed" ? `; go on with fedlens resume ${row.path}` : "");
