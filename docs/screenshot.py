@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from browser import CHROMIUM, Chromium  # noqa: E402
 
 METHODS = "fedavg", "fedprox", "fedxds", "scaffold"
-SETTINGS = "model=mlp", "clients=8", "rounds=8", "local.steps=10"
+SETTINGS = "model=mlp", "model.hidden=64", "clients=8", "rounds=8", "local.steps=10", "transcript=200"
 SEEDS = 3
 AUDITED = "fedxds"
 ATTACKS = "shared_images,shared_members"
