@@ -185,3 +185,11 @@ def test_fedauxs_adam_is_in_the_state_between_rounds():
     earlier = FedAux(**FedAux.presets["earlier"] | {"pretrain_steps": 0, "steps": 2, "batch": 6})
     again = run(earlier, network(), Sequential(network(), federation()), PLAN, auxiliary=public_data()).state
     assert "adam" not in again
+
+
+def test_settings_are_the_released_ones():
+    by, whole = FedDF(), FedDF(**FedDF.presets["paper"])
+    assert (by.batch, by.lr, by.clip, by.augment, by.schedule, by.kept) == (64, 1e-3, 5, True, "cosine", False)
+    assert by.validation > 0 and (whole.steps, whole.train_mode) == (10_000, True)
+    ours = FedAux()
+    assert (ours.lr, ours.schedule, ours.kept) == (5e-5, "constant", True)

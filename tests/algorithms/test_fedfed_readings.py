@@ -363,3 +363,9 @@ def test_clients_forget_adamw_when_they_gave_their_residuals():
     engine = Sequential(network(), federation(), checked=True)
     run(replace(BY, distil_rounds=1), network(), engine, PLAN)
     assert all(not engine.memories.get(client).get("adam", Tree()).leaves() for client in range(len(SIZES)))
+
+
+def test_settings_are_the_released_ones():
+    by = FedFed()
+    assert (by.sigma1, by.sigma2, by.images, by.pull_by, by.reconstruction) == (0.15, 0.25, "unit", "epochs", 5)
+    assert (by.passes, by.adaptive, by.kept, by.network) == ("three", True, True, "residual")
