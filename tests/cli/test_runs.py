@@ -96,6 +96,19 @@ def test_a_list_fits_eighty_columns(monkeypatch, capsys):
     assert not any("tags" in line for line in wide)  # nobody has any
 
 
+def test_facts_of_a_run_and_heads_of_keys_fit_eighty_columns(monkeypatch, capsys):
+    from fedlens.cli import run, runs
+
+    monkeypatch.setenv("COLUMNS", "80")
+    runs._fact("settings", " ".join(f"a.long.setting{number}=0.001" for number in range(9)))
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("settings  a.long.setting0=") and len(said) == 3
+    assert all(len(line) <= 80 for line in said) and all(line.startswith(10 * " " + "a") for line in said[1:])
+    run._print_keys([], False)
+    keys = capsys.readouterr().out.splitlines()
+    assert len(keys) > 100 and max(map(len, keys)) <= 80
+
+
 def test_show_names_what_is_not_usual(call):
     call("note", "runs/b", "the learning rate was wrong")
     said = call("show", "runs/b")

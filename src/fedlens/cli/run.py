@@ -66,7 +66,7 @@ def _print_keys(words: list[str], json: bool) -> None:
         return
     wide = columns()
     for group in dict.fromkeys(key.group for key in rows):
-        print(f"# {group}: {GROUPS[group]}")
+        print_text(f"# {group}: {GROUPS[group]}", "# ")
         for key in (key for key in rows if key.group == group):
             print(*(key.lines(wide, min(32, wide // 3)) if wide else [key.line]), sep="\n")
     registries = {"data": config.DATASETS, "partition": config.PARTITIONS, "model": config.MODELS}

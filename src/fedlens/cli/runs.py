@@ -148,16 +148,21 @@ def show(run: Annotated[str, typer.Argument(help="The run's folder.")], json: Js
         return
     for name, value in _readable(row).items():
         if value not in ("", None):
-            print(f"{name:9} {value}")
+            _fact(name, str(value))
     if row["trouble"]:
-        print(f"{'':9} {row['trouble']}")
+        _fact("", row["trouble"])
     for name, line in _result_lines(result or {}):
-        print(f"{name:9} {line}")
-    print(f"{'settings':9} {' '.join(f'{key}={value}' for key, value in changed.items()) or 'as they are by default'}")
+        _fact(name, line)
+    _fact("settings", " ".join(f"{key}={value}" for key, value in changed.items()) or "as they are by default")
     for note in written["notes"]:
-        print(f"{'note':9} {note['at']}  {note['text']}")
+        _fact("note", f"{note['at']}  {note['text']}")
     resume = "" if row["state"] in ("done", "running") else f"fedlens resume {run}, "
-    print(f"{'next':9} {resume}fedlens report {run}, fedlens explain {run}")
+    _fact("next", f"{resume}fedlens report {run}, fedlens explain {run}")
+
+
+def _fact(name: str, words: str) -> None:
+    """What is known of a run, below each other, in lines that fit the terminal."""
+    print_text(f"{name:9} {words}", " " * 10)
 
 
 def _result_lines(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
