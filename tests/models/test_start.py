@@ -1,9 +1,16 @@
 """A pretrained start: files of every kind, runs of one's own, and what does not fit."""
 
+import os
+import subprocess
+import sys
+import threading
 import types
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from safetensors.torch import load_file
 from torch import nn
@@ -67,6 +74,54 @@ def test_timm_itself():
     pytest.importorskip("torchvision")
     torch.save(timm.create_model("resnet18").state_dict(), "timm.pt")
     assert len(load_weights(built("resnet18", classes=3), "timm.pt")) == 1
+
+
+class Shelf(BaseHTTPRequestHandler):
+    """As much of the hub as a download asks for: one file of one model."""
+
+    files: ClassVar[dict[str, bytes]] = {}
+
+    def do_HEAD(self):
+        found = self.files.get(self.path)
+        self.send_response(404 if found is None else 200)
+        self.send_header("Content-Length", str(len(found or b"")))
+        for name, value in {"ETag": '"0123"', "X-Repo-Commit": "a" * 40}.items() if found else ():
+            self.send_header(name, value)
+        self.end_headers()
+        return found
+
+    def do_GET(self):
+        self.wfile.write(self.do_HEAD() or b"")
+
+    def log_message(self, *words):
+        pass
+
+
+def test_an_id_of_the_hub(tmp_path):
+    """Against a stand-in, in a process of its own: the library reads its address when it is imported."""
+    pytest.importorskip("huggingface_hub")
+    source = built("resnet18", classes=7, seed=1)
+    Shelf.files = {"/timm/net/resolve/main/model.safetensors": safetensors.torch.save(source.state_dict())}
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Shelf)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    environment = {**os.environ, "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HUB_OFFLINE": "0"}
+    environment |= {"HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1"}
+    program = "import sys; from fedlens.models.weights import find_weights; print(find_weights(sys.argv[1]))"
+
+    def fetched(name: str) -> subprocess.CompletedProcess:
+        line = [sys.executable, "-c", program, name]
+        return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=300)
+
+    try:
+        done, other = fetched("timm/net"), fetched("timm/gone")
+    finally:
+        server.shutdown()
+    assert done.returncode == 0, done.stderr
+    module = built("resnet18", classes=3)
+    (note,) = load_weights(module, done.stdout.strip())
+    assert "its last layer is for 7 classes and was left out; the one for 3 starts anew" in note
+    assert torch.equal(module.layer4[1].conv2.weight, source.layer4[1].conv2.weight)
+    assert "weights=timm/gone could not be fetched from the hub" in other.stderr
 
 
 def test_what_the_model_has_no_layers_for_is_listed():

@@ -188,9 +188,7 @@ def _download(name: str) -> Path:
     try:
         from huggingface_hub import hf_hub_download  # pyright: ignore[reportMissingImports]  an extra
     except ImportError as error:
-        raise BadInput(
-            f"weights={name} is fetched from the hub: install the extra by `pip install fedlens[hub]`"
-        ) from error
+        raise BadInput(f"weights={name} is fetched from the hub: pip install 'fedlens[hub]'") from error
     try:
         return Path(hf_hub_download(name, "model.safetensors"))
     except Exception as error:  # offline, unknown id, no such file: the hub has a dozen classes for these
