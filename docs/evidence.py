@@ -66,7 +66,7 @@ def league_results(content: Mapping[str, Any], skews: dict[Any, Skew]) -> list[d
         if len({row["method"] for row in rows}) < 2:
             continue
         experiment = config.read(None, [*about.get("common", ()), *about["words"]])
-        split = config.to_dict(experiment.data)["is"], experiment.clients, told(experiment.partition)
+        split = data_name(experiment), experiment.clients, told(experiment.partition)
         if split not in skews:
             skews[split] = {key: round(value, 4) for key, value in described(experiment)[0].items()}
         kinds = {kind: _by_method(rows, kind) for kind in ("global", "personal")}
@@ -87,6 +87,12 @@ def league_results(content: Mapping[str, Any], skews: dict[Any, Skew]) -> list[d
             cost["seconds"][name] = round(fmean(seconds), 1)
         found.append({**head, "skew": skews[split], **means, "league": True, "deviation": spread, **cost})
     return found
+
+
+def data_name(experiment: Experiment) -> str:
+    """A part of a data set is named after it."""
+    said = config.to_dict(experiment.data)
+    return said["is"] if said["is"] != "sample" else f"{said['base']['is']} ({said['train']:,} images)"
 
 
 def _by_method(rows: Sequence[Mapping[str, Any]], name: str) -> dict[str, list[float]]:

@@ -13,9 +13,8 @@ import yaml
 from fedlens import config
 from fedlens.cli.main import app
 from fedlens.compare.board import Board
-from fedlens.compare.crew import Crew
 from fedlens.core.errors import BadInput
-from fedlens.league.budget import passes, rounds_within, trained
+from fedlens.league.budget import Passes, passes, rounds_within, trained
 from fedlens.league.page import text as league_text
 from fedlens.league.page import write
 from fedlens.league.run import Book, Match, Season, all_runs, missing, play, still, to_come
@@ -66,21 +65,31 @@ def experiment(tiny, *words):
 @pytest.mark.parametrize(
     ("method", "each"),
     [
-        ("fedavg", [2.0]),
-        ("fedsam", [4.0]),  # two gradients of every batch
-        ("ditto", [4.0]),  # a personal model beside the shared one
-        ("fedavg+ft", [2.0, 5.0]),  # five epochs at the end
-        ("fedpac", [3.0]),  # an epoch of the head before
-        ("local", [2.0]),
+        ("fedavg", [(2.0, 2.0, 2.0)]),
+        ("fedsam", [(4.0, 4.0, 4.0)]),  # two gradients of every batch
+        ("ditto", [(4.0, 4.0, 4.0)]),  # a personal model beside the shared one
+        ("fedavg+ft", [(2.0, 2.0, 2.0), (5.0, 5.0, 5.0)]),  # five epochs at the end
+        ("fedpac", [(3.0, 3.0, 3.0)]),  # an epoch of the head before
+        ("local", [(2.0, 2.0, 2.0)]),
+        ("fedala", [(2.0, 2 + 10 * 0.75, 2 + 0.75)]),  # learns its mixture when it comes back: on 6 of 8 images
     ],
 )
 def test_passes_are_counted(tiny, method, each):
     assert passes(experiment(tiny, f"algorithm={method}")) == each
 
 
+def test_clients_that_come_back_are_expected_by_chance():
+    each = Passes(1.0, 5.0, 3.0)
+    assert [each.expected(rounds, 1.0) for rounds in (1, 2, 3, 10)] == pytest.approx([1, 6, 9, 30])
+    # Two rounds, each with a chance of a half: a quarter of all comes twice, a half once.
+    assert each.expected(2, 0.5) == pytest.approx(0.25 * (1 + 5) + 0.5 * 1)
+
+
 def test_images_held_back_are_not_trained(tiny):
     (each,) = passes(experiment(tiny, "algorithm=fedfomo"))
-    assert each == pytest.approx(2 * 6 / 8)  # of eight images two are held back; a row is filled with weights of zero
+    assert each == pytest.approx(
+        (2 * 6 / 8,) * 3
+    )  # of eight images two are held back; a row is filled with weights of zero
 
 
 def test_rounds_within_the_budget(tiny):
@@ -97,7 +106,7 @@ def test_rounds_within_the_budget(tiny):
 def played(league, accuracy, tmp_path, steps=50):
     """All cells that are asked for, wave by wave, with accuracies from a function instead of runs."""
     book, waves = Book(tmp_path / "book.json", league), []
-    while todo := missing(league, book, lambda world, method, value: 9):
+    while todo := [*missing(league, book, lambda world, method, value: 9)]:
         waves.append(todo)
         for cell in todo:
             book.add(cell, {"state": "complete", "global": accuracy(cell), "personal": accuracy(cell), "seconds": 1.0})
@@ -127,7 +136,27 @@ def test_rates_then_values_then_what_counts(tiny, tmp_path):
     assert [(c.rate, c.value, c.seed, c.rounds) for c in finals] == [(0.33, "0.1", 0, 9), (0.33, "0.1", 1, 9)]
     assert all_runs(league) == 5 and still(league, book, 5) == 0
     again = Book(tmp_path / "book.json", league)
-    assert again.rows == book.rows and not missing(league, again, lambda *_: 9)
+    assert again.rows == book.rows and not [*missing(league, again, lambda *_: 9)]
+
+
+def test_worlds_are_played_one_after_another(tiny, tmp_path):
+    """All of a world is asked for before the next one, and what stands beside the ranks at last."""
+    league = parsed(tiny, "x")
+    book, order = Book(tmp_path / "book.json", league), []
+    while (cell := next(missing(league, book, lambda *_: 9), None)) is not None:
+        order.append((cell.world, cell.method != "local"))
+        book.add(cell, {"state": "complete", "global": 0.5, "personal": 0.5, "seconds": 1.0})
+    assert [*dict.fromkeys(order)] == [("skewed", True), ("even", True), ("even", False)]
+    assert order == sorted(order, key=[*dict.fromkeys(order)].index)
+
+
+def test_what_is_under_way_is_not_begun_again(tiny, tmp_path):
+    league = chosen(parsed(tiny, "x"), ["even"], ["fedavg", "twin"])
+    season = Season(league, Book(tmp_path / "book.json", league), tmp_path / "runs")
+    begun = [season.take() for _ in range(5)]
+    assert len({task.name for task in begun[:4]}) == 4 and begun[4] is None  # two rates each; the rest waits for them
+    season.until = 0.0
+    assert season.over and season.take() is None
 
 
 def test_edges():
@@ -154,6 +183,12 @@ def small(tiny):
     }
 
 
+class Stopping(Season):
+    """The time is up after three runs."""
+
+    over = property(lambda self: len(self.book.rows) >= 3)
+
+
 # ---- really ----------------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def season(tiny, tmp_path_factory):
@@ -162,8 +197,8 @@ def season(tiny, tmp_path_factory):
     league, said = parsed(small(tiny), "x"), io.StringIO()
     book = Book(place / "data/league.json", league)
     assert not play(Season(league, book, place / "runs"), Board(said), processes=1, seconds=1e-9)
-    half = Season(league, Book(book.path, league), place / "runs")
-    half.some(half.missing()[:3], Board(said), Crew(1, 1))
+    half = Stopping(league, Book(book.path, league), place / "runs")
+    assert not play(half, Board(said), processes=1)
     whole = Book(book.path, league)
     assert len(whole.rows) == 3
     assert play(Season(league, whole, place / "runs"), Board(said), processes=1)
@@ -269,8 +304,11 @@ def test_refused_names_and_books(tiny, tmp_path):
         with pytest.raises(BadInput, match=sentence):
             Book(tmp_path / "book.json", league)
     (tmp_path / "book.json").unlink()
-    Book(tmp_path / "book.json", league).write()
+    empty = Book(tmp_path / "book.json", league)
+    empty.write()
     other = {**tiny, "worlds": {**tiny["worlds"], "even": {"words": ["partition=iid", "rounds=9"]}}}
+    assert Book(tmp_path / "book.json", parsed(other, "x")).rows == {}  # nothing was run with the settings before
+    empty.add(Match("rate", "even", "fedavg", 0.1, "", 7, 2), {"state": "complete", "seconds": 1.0})
     with pytest.raises(BadInput, match=r"even has other settings in .*book\.json: give it another name"):
         Book(tmp_path / "book.json", parsed(other, "x"))
     with pytest.raises(BadInput, match="`fedlens league` writes it"):

@@ -21,7 +21,7 @@ def league(
     book: Annotated[str, typer.Option(help="All numbers, one line a run; what is in it is not run again.")] = BOOK,
     runs: Annotated[str, typer.Option(help="A folder for runs that are not finished.")] = "runs/league",
     processes: Annotated[int, typer.Option(min=0, help="Runs side by side; 0: as many as pay.")] = 0,
-    seconds: Annotated[float, typer.Option(min=0, help="Begin no run after so many; 0: go on to the end.")] = 0.0,
+    minutes: Annotated[float, typer.Option(min=0, help="Stop after so many, whatever is left; 0: at the end.")] = 0.0,
     worlds: Annotated[str, typer.Option(help="Only these, by a part of their names, with commas between.")] = "",
     methods: Annotated[str, typer.Option(help="Only these, with commas between.")] = "",
     count: Annotated[bool, typer.Option("--count", help="Say how many runs there are to come, and stop.")] = False,
@@ -54,7 +54,7 @@ def league(
     if not page:
         try:
             season = Season(asked, known, Path(runs), ("picture=false", *where))
-            done = play(season, board(json), processes=processes, seconds=seconds)
+            done = play(season, board(json), processes=processes, seconds=60 * minutes)
         except KeyboardInterrupt:
             raise Explained(complain("stopped; the same command goes on where it was", 130)) from None
     found, folder = Standings.read(Path(book)), Path(book).parent

@@ -96,6 +96,8 @@ class Board:
         self.lines: dict[str, Line] = {}
         self.doing, self.began, self.told = Doing(), 0.0, 0.0  # began: the first run's first round
         self.known: set[str] = set()  # runs whose beginning was said
+        self.past, self.rounds_past = 0, 0  # runs that are no longer shown, and their rounds
+        self.to_come = 0  # runs that are not shown yet
         self._left_said = False
 
     def expect(self, rounds: Mapping[str, int], there: int) -> None:
@@ -104,6 +106,23 @@ class Board:
         self.began, self.known, self._left_said = 0.0, set(), False
         if there:
             self.say(f"{there} of {there + len(rounds)} runs were there already")
+
+    def add(self, name: str, rounds: int) -> None:
+        """One more, where not all were known at first."""
+        with self.lock:
+            self.lines[name] = Line(name, rounds)
+
+    def forget(self, name: str) -> None:
+        """One that has ended, where there are too many to show."""
+        with self.lock:
+            self.past, self.rounds_past = self.past + 1, self.rounds_past + self.lines.pop(name).round
+            self.known.discard(name)
+
+    @property
+    def rounds(self) -> int:
+        """That were done in all."""
+        with self.lock:
+            return self.rounds_past + sum(line.round for line in self.lines.values())
 
     def phase(self, name: str, done: int, total: int) -> None:
         """What is under way before the runs."""
@@ -115,7 +134,7 @@ class Board:
 
     def changed(self, line: Line) -> None:
         with self.lock:
-            count = f"[{self.ended} of {len(self.lines)}]"
+            count = f"[{self.ended + self.past} of {len(self.lines) + self.past + self.to_come}]"
             if line.state in ("done", "failed"):
                 self.say(f"{count} {line.said}")
             elif line.name not in self.known:
@@ -198,8 +217,8 @@ class LiveBoard(Board):
                 duration(seconds),
                 self._last(line, max(self.console.width - 60, 8)),
             )
-        left = len(self.lines) - len(over)
-        title = f"{len(over) + self.there} of {len(self.lines) + self.there} runs done, {left} to go{self.left}"
+        left, before = len(self.lines) - len(over) + self.to_come, self.there + self.past
+        title = f"{len(over) + before} of {len(over) + before + left} runs done, {left} to go{self.left}"
         return Panel(table, title=title, title_align="left")
 
     def _last(self, line: Line, width: int) -> Any:

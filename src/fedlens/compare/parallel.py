@@ -8,6 +8,7 @@ finds out how many pay, unless --processes says it. A process goes on with recor
 from __future__ import annotations
 
 import json
+import math
 import os
 import queue
 import subprocess
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -77,59 +79,93 @@ def _is_on_cpu(asked: Experiment) -> bool:
     return asked.execution.device == "cpu" or (asked.execution.device == "auto" and not torch.cuda.is_available())
 
 
+class Supply:
+    """Tasks in the order in which they begin; a subclass may have others when some have ended."""
+
+    grows = False  # whether tasks that end can bring others
+    until = math.inf  # by time.monotonic(): what is under way then is given up
+
+    def __init__(self, tasks: Sequence[Task] = ()):
+        self.tasks = deque(tasks)
+
+    def take(self) -> Task | None:
+        """The next; None: there is none, or none yet."""
+        return self.tasks.popleft() if self.tasks else None
+
+    @property
+    def over(self) -> bool:
+        return time.monotonic() > self.until
+
+
 def carry_out(tasks: Sequence[Task], crew: Crew, board: Board, after: Callable[[], None]) -> dict[str, str]:
     """Run them all, calling `after` each; why some failed, by name."""
-    if crew.most <= 1:
-        return _in_turn(tasks, board, after)
     failures: dict[str, str] = {}
-    waiting: queue.SimpleQueue[Task] = queue.SimpleQueue()
-    ended: queue.SimpleQueue[tuple[Task, str] | BaseException] = queue.SimpleQueue()
-    for task in tasks:
-        waiting.put(task)
+
+    def ended(task: Task, why: str) -> None:
+        if why:
+            failures[task.name] = why
+        after()
+
+    size = Crew(min(crew.first, len(tasks)), min(crew.most, len(tasks)))
+    supplied(Supply(tasks), size, board, ended)
+    return failures
+
+
+def supplied(supply: Supply, crew: Crew, board: Board, ended: Callable[[Task, str], None]) -> None:
+    """Run what is supplied, and tell of each task that it ended, and why it failed if it did."""
+    if crew.most <= 1:
+        return _in_turn(supply, board, ended)
     slots: list[_Slot] = []
-    growth = Growth(Crew(min(crew.first, len(tasks)), min(crew.most, len(tasks))))
+    news: queue.SimpleQueue[tuple[_Slot, str] | BaseException] = queue.SimpleQueue()
+    growth, first = Growth(crew), None
 
-    def fill(count: int) -> None:
-        """As many slots as this; some that are too many end after the run that they are in."""
-        for slot in slots[count:]:
+    def hand_out() -> bool:
+        """Whether anybody has something to do; slots that are too many end after the run that they are in."""
+        nonlocal first
+        for slot in slots[growth.count :]:
             slot.retired = True
-        while len(slots) < count and not waiting.empty():
-            slots.append(_Slot())
-            threading.Thread(target=slots[-1].work, args=(waiting, ended, board), daemon=True).start()
+        slots.extend(_Slot(board, news) for _ in range(growth.count - len(slots)))
+        for slot in slots:
+            if slot.task is None and not slot.retired and (task := supply.take()) is not None:
+                first = first or task
+                slot.begin(task)
+            elif slot.task is None and (slot.retired or not supply.grows):
+                slot.close()
+        return any(slot.task for slot in slots)
 
-    fill(growth.count)
     try:
-        for _ in tasks:
-            while (news := _soon(ended)) is None:
+        while hand_out():
+            while (heard := _soon(news)) is None and not supply.over:
                 lines = board.lines.values()
                 busy = sum(line.state == "runs" and line.round > 0 for line in lines)
-                fill(growth.look(sum(line.round for line in lines), busy))
-            if isinstance(news, BaseException):
-                raise news
-            task, why = news
-            if why:
-                failures[task.name] = why
-            after()
+                before = growth.count
+                if growth.look(board.rounds, busy) > before:
+                    hand_out()
+            if isinstance(heard, BaseException):
+                raise heard
+            if heard is None:
+                return
+            slot, why = heard
+            task, slot.task = slot.task, None
+            assert task is not None
+            ended(task, why)
     finally:
         for slot in slots:
             slot.close()
-    if crew.first < crew.most and len(growth.rates) > 1:
-        remember(tasks[0].experiment, growth.best)
-    return failures
+    if first is not None and crew.first < crew.most and len(growth.rates) > 1:
+        remember(first.experiment, growth.best)
 
 
-def _in_turn(tasks: Sequence[Task], board: Board, after: Callable[[], None]) -> dict[str, str]:
-    failures: dict[str, str] = {}
+def _in_turn(supply: Supply, board: Board, ended: Callable[[Task, str], None]) -> None:
     with recordings_kept():
-        for task in tasks:
-            watcher = board.watch(task.name)
+        while (task := supply.take()) is not None:
+            watcher, why = board.watch(task.name), ""
             try:
                 finish(task.experiment, task.where, watcher, task.out.parents[1])
             except GOES_WRONG as error:
-                failures[task.name] = reason(error)
-            watcher.end(failures.get(task.name, ""))
-            after()
-    return failures
+                why = reason(error)
+            watcher.end(why)
+            ended(task, why)
 
 
 def _soon(ended: queue.SimpleQueue[Any]) -> Any:
@@ -141,27 +177,31 @@ def _soon(ended: queue.SimpleQueue[Any]) -> Any:
 class _Slot:
     """A thread that gives orders to one process, and starts another when that one dies."""
 
-    def __init__(self) -> None:
+    def __init__(self, board: Board, news: queue.SimpleQueue[Any]) -> None:
+        self.board, self.news = board, news
         self.process: subprocess.Popen[str] | None = None
         self.errors: IO[bytes] | None = None
+        self.task: Task | None = None  # what it is at
         self.closed = self.retired = False
+        self.orders: queue.SimpleQueue[Task | None] = queue.SimpleQueue()  # None: no more
+        threading.Thread(target=self._work, daemon=True).start()
 
-    def work(self, waiting: queue.SimpleQueue[Task], ended: queue.SimpleQueue[Any], board: Board) -> None:
-        while not self.closed and not self.retired:
-            try:
-                task = waiting.get_nowait()
-            except queue.Empty:
-                break
-            watcher = board.watch(task.name)
+    def begin(self, task: Task) -> None:
+        self.task = task
+        self.orders.put(task)
+
+    def _work(self) -> None:
+        while (task := self.orders.get()) is not None:
+            watcher = self.board.watch(task.name)
             try:
                 why = self._carry_out(task, watcher)
             except BaseException as error:  # raised again where the comparison waits
-                ended.put(error)
+                self.news.put(error)
                 return
-            if not self.closed:
-                watcher.end(why)
-                ended.put((task, why))
-        self.close()
+            if self.closed:
+                return
+            watcher.end(why)
+            self.news.put((self, why))
 
     def _carry_out(self, task: Task, watcher: OneRun) -> str:
         if self.process is None:
@@ -193,6 +233,8 @@ class _Slot:
             elif kind == "phase":
                 watcher.phase(**news)
             elif kind in ("done", "failed"):
+                if kind == "failed" and not _is_on_cpu(task.experiment):
+                    self._end()  # a GPU may be lost to a process in which something went wrong
                 return news.get("why", "")
         self.process = None
         return f"its process ended with code {process.wait()}{self._last_words()}"
@@ -203,11 +245,16 @@ class _Slot:
         lines = self.errors.read().decode(errors="replace").strip().splitlines()
         return f" ({lines[-1]})" if lines else ""
 
+    def _end(self) -> None:
+        process, self.process = self.process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+
     def close(self) -> None:
         self.closed = True
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
+        self.orders.put(None)
+        self._end()
 
 
 # ---- in a process of its own: python -m fedlens.compare.parallel ----------------------------------------------------

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import lru_cache
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 
@@ -34,50 +34,84 @@ class Counting(Network):
         return super().apply(weights, f, *inputs, **how)
 
 
-def passes(experiment: Experiment) -> list[float]:
-    """For each stage of a run: how often a client that takes part trains on each of its images in a round.
+class Passes(NamedTuple):
+    """How often a client trains on each of its images when it takes part in a stage: at first, again, and later."""
 
-    Found out by one round of two clients with a batch of blank images each. Passes without a gradient do not count.
+    first: float
+    second: float
+    later: float
+
+    def expected(self, rounds: int, share: float) -> float:
+        """In all, of a client that each of these rounds asks with this probability."""
+        never = (1 - share) ** rounds
+        once = rounds * share * (1 - share) ** (rounds - 1)
+        return (
+            self.later * rounds * share
+            + (self.first - self.later) * (1 - never)
+            + (self.second - self.later) * (1 - never - once)
+        )
+
+
+_TIMES, _IMAGES = 3, 8  # rounds of a stage, and images of a client, that it is found out by
+
+
+def passes(experiment: Experiment) -> list[Passes]:
+    """For each stage of a run: how often a client that takes part trains on each of its images.
+
+    Found out by rounds of two clients with a batch of blank images each. Passes without a gradient do not count.
     """
     images = experiment.data.load()
     shape = len(images.classes), *images.x.shape[1:3]
-    plan = replace(experiment.plan, rounds=1)
-    return list(_passes(experiment.algorithm, plan, experiment.model, shape, experiment.local.batch_size))
+    size = min(experiment.local.batch_size, _IMAGES)
+    plan = replace(experiment.plan, rounds=_TIMES, size=size, cohort=Everyone())
+    return list(_passes(experiment.algorithm, plan, experiment.model, shape, size))
 
 
-@lru_cache
-def _passes(recipe: Any, plan: Any, model: Any, shape: tuple[int, int, int], batch: int) -> tuple[float, ...]:
+@cache
+def _passes(recipe: Any, plan: Any, model: Any, shape: tuple[int, int, int], batch: int) -> tuple[Passes, ...]:
     classes, channels, size = shape
     with seeded(key(0, "init")):
         net = Counting(model.build(classes, channels, size))
     data = Dataset(torch.zeros(1, channels, size, size), torch.zeros(1, dtype=torch.long))
     federation = blank_clients(data, batch, classes)
-    return tuple(_stages(timetable(recipe, plan), net, federation, batch))
+    found: list[list[float]] = []
+    for turn, each in _rounds(timetable(recipe, plan), net, federation, batch):
+        if turn.at == 0:
+            found.append([])
+        found[-1].append(each)
+    return tuple(Passes(*(each + each[-1:] * _TIMES)[:_TIMES]) for each in found)
 
 
-def _stages(turns: list[Turn], net: Counting, federation: Any, batch: int) -> Iterator[float]:
+def _rounds(turns: list[Turn], net: Counting, federation: Any, batch: int) -> Iterator[tuple[Turn, float]]:
+    """The first rounds of every stage, and what each of two clients trained in them."""
     engine = Sequential(net, federation)
     public = Dataset(federation.data.x[:1].expand(PUBLIC, -1, -1, -1), torch.zeros(PUBLIC, dtype=torch.long))
     server = Server(net, Tree(), 2, auxiliary=public)
     for round, turn in enumerate(turns):
-        if turn.at:
+        if turn.at >= _TIMES:
             continue
         stage = replace(turn.stage, algorithm=turn.stage.algorithm.brief(), cohort=Everyone())
-        server = replace(server, state=initial_state(stage, server), round=round)
+        if turn.at == 0:
+            server = replace(server, state=initial_state(stage, server))
+        server = replace(server, round=round)
         net.seen = 0
         replies = engine.run(job_of(server, turn._replace(stage=stage), 0), [0, 1])
-        yield net.seen / (2 * batch)
+        yield turn, net.seen / (2 * batch)
         uploads = [decode_upload(server, stage, reply.upload) for reply in replies]
         server = replace(server, state=stage.algorithm.aggregate(server, uploads))
 
 
 def trained(experiment: Experiment) -> float:
     """How often a client trains on each of its images in the whole run, on average over clients."""
-    each, total, stage = passes(experiment), 0.0, -1
+    each, stages = passes(experiment), [[turn.stage, 0] for turn in experiment.timetable() if turn.at == 0]
+    number = -1
     for turn in experiment.timetable():
-        stage += turn.at == 0
-        total += each[min(stage, len(each) - 1)] * turn.stage.cohort.size(experiment.clients) / experiment.clients
-    return total
+        number += turn.at == 0
+        stages[number][1] += 1
+    return sum(
+        one.expected(rounds, stage.cohort.size(experiment.clients) / experiment.clients)
+        for one, (stage, rounds) in zip(each, stages, strict=True)
+    )
 
 
 def rounds_within(experiment: Experiment) -> tuple[int, float, float]:
@@ -86,9 +120,16 @@ def rounds_within(experiment: Experiment) -> tuple[int, float, float]:
     The most rounds with which a client trains on no more images than under FedAvg; one at least.
     """
     budget = trained(replace(experiment, algorithm=FedAvg()))
-    one, two = (trained(replace(experiment, rounds=rounds)) for rounds in (1, 2))
-    step = two - one
-    rounds = experiment.rounds if step <= 0 else max(1, 1 + int((budget - one) / step + 1e-9))
-    while rounds > 1 and trained(replace(experiment, rounds=rounds)) > budget + 1e-9:
-        rounds -= 1
-    return rounds, trained(replace(experiment, rounds=rounds)), budget
+
+    def images(rounds: int) -> float:
+        return trained(replace(experiment, rounds=rounds))
+
+    if images(2) <= images(1):  # rounds that train nothing are not many
+        return experiment.rounds, images(experiment.rounds), budget
+    low, high = 1, experiment.rounds + 1
+    while images(high) <= budget + 1e-9:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if images(middle) <= budget + 1e-9 else (low, middle)
+    return low, images(low), budget

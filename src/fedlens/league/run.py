@@ -6,7 +6,7 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,7 @@ from .. import config
 from ..algorithms import name_of
 from ..compare.board import Board
 from ..compare.crew import Crew
-from ..compare.parallel import Task, carry_out, side_by_side
+from ..compare.parallel import Supply, Task, side_by_side, supplied
 from ..core.errors import BadInput
 from ..core.files import read_json, write_atomic
 from ..core.format import duration
@@ -28,6 +28,7 @@ from .spec import League, extended
 
 Part = Literal["rate", "main", "final"]
 FORMAT = 1
+_PATIENCE = 10.0  # seconds between two lines that say how far it is
 
 
 @dataclass(frozen=True)
@@ -54,15 +55,18 @@ class Book:
     def __init__(self, path: Path, league: League):
         self.path, self.league = path, league
         self.rows: dict[Match, dict[str, Any]] = {}
+        self._pairs: dict[tuple[str, str], dict[Match, dict[str, Any]]] = {}
         self.before: dict[str, Any] = {"worlds": {}, "methods": {}}  # of leagues that were played into this file
         if path.is_file():
             content = read_book(path)
-            self.before = {name: content[name] for name in self.before}
+            played = {kind: {row[kind] for row in content["cells"]} for kind in ("world", "method")}
+            for kind, names in played.items():  # settings that nothing was run with may change
+                self.before[f"{kind}s"] = {name: it for name, it in content[f"{kind}s"].items() if name in names}
             self._check_same()
             for row in content["cells"]:
                 known = Match(**{name: row[name] for name in Match.__dataclass_fields__})
                 if row["state"] == "complete":  # failed ones are tried again
-                    self.rows[known] = row
+                    self._take(known, row)
 
     def _check_same(self) -> None:
         """A name stands for the same settings as before: numbers of others would be mixed with these."""
@@ -74,8 +78,15 @@ class Book:
                     )
 
     def add(self, cell: Match, row: Mapping[str, Any]) -> None:
-        self.rows[cell] = {**asdict(cell), **row}
+        self._take(cell, {**asdict(cell), **row})
         self.write()
+
+    def _take(self, cell: Match, row: dict[str, Any]) -> None:
+        self.rows[cell] = self._pairs.setdefault((cell.world, cell.method), {})[cell] = row
+
+    def of(self, world: str, method: str) -> Mapping[Match, dict[str, Any]]:
+        """What is known of a method in a world."""
+        return self._pairs.get((world, method), {})
 
     def write(self) -> None:
         about = {"format": FORMAT, "title": self.league.title, "worlds": self.worlds, "methods": self.methods}
@@ -109,10 +120,8 @@ class Book:
         score = self.league.entries[method].measure
         some = [
             (accuracy, -cell.rate, cell)
-            for cell, row in self.rows.items()
-            if (cell.part, cell.world, cell.method) == (part, world, method)
-            and row["state"] == "complete"
-            and (accuracy := score_of(row, score)) is not None
+            for cell, row in self.of(world, method).items()
+            if cell.part == part and row["state"] == "complete" and (accuracy := score_of(row, score)) is not None
         ]
         return max(some, key=lambda one: one[:2])[2] if some else None
 
@@ -140,22 +149,25 @@ def score_of(row: Mapping[str, Any], measure: str) -> float | None:
 Rounds = Callable[[str, str, str], int]  # world, method, value -> rounds within the budget
 
 
-def missing(league: League, book: Book, rounds: Rounds) -> list[Match]:
-    """What can be run now; called again when that is done, until nothing is left.
+def missing(league: League, book: Book, rounds: Rounds, done: set[tuple[str, str]] | None = None) -> Iterator[Match]:
+    """What can be run now, a world after the other; asked again when some of it is done, until nothing is left.
 
     Rates first, a step beyond the grid where the best lies at its edge; then values of the main parameter at the best
-    rate; then the seeds that count, under the best of both.
+    rate; then the seeds that count, under the best of both. `done` keeps the pairs that need not be looked at again.
     """
-    found: list[Match] = []
+    done = set() if done is None else done
     for world, method in league.pairs():
+        if (world, method) in done:
+            continue
         searched = _searched(league, book, world, method, rounds)
-        if isinstance(searched, list):
-            found += searched
-        elif searched is not None:
-            finals = [replace(searched, part="final", seed=seed) for seed in league.seeds]
+        todo = searched if isinstance(searched, list) else []
+        if isinstance(searched, Match):
             whole = rounds(world, method, searched.value)
-            found += [cell for cell in (replace(one, rounds=whole) for one in finals) if cell not in book.rows]
-    return found
+            finals = (replace(searched, part="final", seed=seed, rounds=whole) for seed in league.seeds)
+            todo = [cell for cell in finals if cell not in book.rows]
+        if not todo:
+            done.add((world, method))
+        yield from todo
 
 
 def _searched(league: League, book: Book, world: str, method: str, rounds: Rounds) -> list[Match] | Match | None:
@@ -166,7 +178,7 @@ def _searched(league: League, book: Book, world: str, method: str, rounds: Round
         short = max(1, round(rounds(world, method, value) * league.search_share))
         return Match(part, world, method, rate, value, league.search_seed, short)
 
-    tried = [known.rate for known in book.rows if (known.part, known.world, known.method) == ("rate", world, method)]
+    tried = [known.rate for known in book.of(world, method) if known.part == "rate"]
     todo = [one for rate in league.rates if (one := cell("rate", rate)) not in book.rows]
     if todo:
         return todo
@@ -236,12 +248,19 @@ def to_come(league: League, book: Book) -> list[str]:
 
 
 # ---- doing it --------------------------------------------------------------------------------------------------------
-class Season:
-    """A league that is played: where its runs lie, and what their budgets are."""
+class Season(Supply):
+    """A league that is played: where its runs lie, what is under way, and what the budgets are."""
+
+    grows = True
 
     def __init__(self, league: League, book: Book, runs: Path, where: Sequence[str] = ()):
+        super().__init__()
         self.league, self.book, self.runs, self.where = league, book, runs, tuple(where)
         self.began, self.counted, self.total = time.monotonic(), 0, all_runs(league)
+        self.board: Board | None = None
+        self.under_way: dict[str, Match] = {}
+        self._said = -math.inf
+        self._done: set[tuple[str, str]] = set()
         self._budgets: dict[tuple[str, str, str], tuple[int, float, float]] = {}
 
     def budget(self, world: str, method: str, value: str) -> tuple[int, float, float]:
@@ -251,8 +270,16 @@ class Season:
             self._budgets[what] = rounds_within(self.league.experiment(world, method, *self._value(method, value)))
         return self._budgets[what]
 
-    def missing(self) -> list[Match]:
-        return missing(self.league, self.book, lambda *what: self.budget(*what)[0])
+    def missing(self) -> Iterator[Match]:
+        return missing(self.league, self.book, lambda *what: self.budget(*what)[0], self._done)
+
+    @property
+    def left(self) -> int:
+        return still(self.league, self.book, self.total)
+
+    @property
+    def complete(self) -> bool:
+        return next(self.missing(), None) is None
 
     def task(self, cell: Match) -> Task:
         place = runs_folder(cell)
@@ -264,54 +291,58 @@ class Season:
     def _value(self, method: str, value: str) -> tuple[str, ...]:
         return (f"{self.league.entries[method].key}={value}",) if value else ()
 
-    def collect(self, cells: Mapping[Match, Task]) -> None:
-        """Runs that are finished now, into the book; their folders go."""
-        for cell, task in cells.items():
-            if cell not in self.book.rows and (row := measured(task.out)) is not None:
-                _, images, most = self.budget(cell.world, cell.method, cell.value)
-                self.book.add(cell, row | {"images": images, "budget": most})
-                shutil.rmtree(task.out.parent, ignore_errors=True)
-                self.counted += 1
+    def take(self) -> Task | None:
+        """The first run that can begin; none when the time is up."""
+        if self.over:
+            return None
+        cell = next((one for one in self.missing() if one.name not in self.under_way), None)
+        if cell is None:
+            return None
+        self.under_way[cell.name] = cell
+        task = self.task(cell)
+        if self.board is not None:
+            self.board.add(task.name, task.rounds)
+            self.board.to_come = max(0, self.left - len(self.under_way))
+        return task
+
+    def ended(self, task: Task, why: str) -> None:
+        """A line of the book, and the run's folder goes; what failed is written down with its sentence."""
+        cell = self.under_way.pop(task.name)
+        row = measured(task.out)
+        if row is None:
+            self.book.add(cell, {"state": "failed", "error": why or "it ended without a result"})
+        else:
+            _, images, most = self.budget(cell.world, cell.method, cell.value)
+            self.book.add(cell, row | {"images": images, "budget": most})
+            shutil.rmtree(task.out.parent, ignore_errors=True)
+            self.counted += 1
+        if self.board is not None:
+            self.board.forget(task.name)
+            if time.monotonic() - self._said > _PATIENCE or not self.left:
+                self._said = time.monotonic()
+                self.board.say(self.progress())
 
     def progress(self) -> str:
-        left = still(self.league, self.book, self.total)
-        seconds = (time.monotonic() - self.began) / max(self.counted, 1) * left
-        return f"{len(self.book.rows)} runs are done, about {left} are left: {duration(seconds)}"
-
-    def some(self, cells: Sequence[Match], board: Board, crew: Crew) -> None:
-        """Carry these out; what failed is written down with its sentence."""
-        tasks = {cell: self.task(cell) for cell in cells}
-        board.expect({task.name: task.rounds for task in tasks.values()}, len(self.book.rows))
-
-        def after() -> None:
-            self.collect(tasks)
-            board.say(self.progress())
-
-        with board:
-            failures = carry_out([*tasks.values()], crew, board, after)
-        for cell, task in tasks.items():
-            if cell not in self.book.rows:
-                why = failures.get(task.name, "it ended without a result")
-                self.book.add(cell, {"state": "failed", "error": why})
+        seconds = (time.monotonic() - self.began) / max(self.counted, 1) * self.left
+        return f"{len(self.book.rows)} runs are done, about {self.left} are left: {duration(seconds)}"
 
 
 def play(season: Season, board: Board, *, processes: int = 0, seconds: float = 0) -> bool:
-    """Whether all is done; otherwise the same call goes on. Nothing is begun when `seconds` are over."""
-    while todo := season.missing():
-        crew = Crew(processes, processes) if processes else side_by_side([season.task(todo[0])] * len(todo))
-        for cells in _batches(todo, 2 * crew.most if seconds else len(todo)):
-            if seconds and time.monotonic() - season.began > seconds:
-                return False
-            season.some(cells, board, crew)
-    return True
-
-
-def _batches(cells: Sequence[Match], size: int) -> Iterable[Sequence[Match]]:
-    return [cells[at : at + max(size, 1)] for at in range(0, len(cells), max(size, 1))]
+    """Whether all is done; otherwise the same call goes on. What is under way when `seconds` are over is given up."""
+    season.board = board
+    if seconds:
+        season.until = time.monotonic() + seconds
+    first = next(season.missing(), None)
+    if first is None:
+        return True
+    many = [season.task(first)] * max(season.left, 1)
+    with board:
+        supplied(season, Crew(processes, processes) if processes else side_by_side(many), board, season.ended)
+    return season.complete
 
 
 def runs_folder(cell: Match) -> str:
-    parts = (cell.part, cell.world, cell.method, f"{cell.rate:g}", cell.value, str(cell.seed))
+    parts = (cell.part, cell.world, cell.method, f"{cell.rate:g}", cell.value, str(cell.seed), f"{cell.rounds}rounds")
     return "-".join("".join(c if c.isalnum() or c in "._+" else "_" for c in part) for part in parts if part)
 
 
@@ -321,7 +352,7 @@ def measured(path: Path) -> dict[str, Any] | None:
     if not folder.config.exists() or (result := folder.result()) is None:
         return None
     clients = next(iter(client_accuracies(folder.metrics()).values()), {})
-    personal = result["personal"]
+    personal, card = result["personal"], folder.passport()
     before = personal.get("before", {}).get("mean")
     after = next((personal[name]["mean"] for name in ("fine-tuned", "after", "before") if name in personal), None)
     return {
@@ -334,4 +365,5 @@ def measured(path: Path) -> dict[str, Any] | None:
         "bytes_down": result["bytes_down"],
         "target": next(iter((result.get("targets") or {}).values()), None),
         "seconds": result["seconds"],
+        "machine": f"{card['device_name']}, {card['precision']}",
     }

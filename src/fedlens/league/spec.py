@@ -66,9 +66,9 @@ class League:
         return config.read(None, [*self.words_of(world, entry, *more)])
 
     def pairs(self) -> list[tuple[str, str]]:
-        """(world, method) that are played, the methods that are everywhere first."""
-        full = [(world, name) for name, entry in self.entries.items() if entry.everywhere for world in self.worlds]
-        rest = [(world, name) for name, entry in self.entries.items() if not entry.everywhere for world in self.some]
+        """(world, method) that are played, world by world, so that whole ones are there when it is cut off."""
+        full = [(world, name) for world in self.worlds for name, entry in self.entries.items() if entry.everywhere]
+        rest = [(world, name) for world in self.some for name, entry in self.entries.items() if not entry.everywhere]
         return [*full, *rest]
 
     def rounds(self, world: str) -> int:
