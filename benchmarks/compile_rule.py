@@ -15,10 +15,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import needed
 from fedlens import config, run
+from fedlens.core.files import write_atomic
 from fedlens.engines import compiling
 from fedlens.simulate.run import checked
 from fedlens.simulate.settle import settled
@@ -42,6 +44,9 @@ def decisions(model: str, device: str) -> list[dict[str, object]]:
             decided, (said,) = settled(open_still, ready.net, ready.federation)
             on = decided.execution.compile is True
         row = {"model": model, "rounds": rounds, "on": on, "said": said, "seconds": time.perf_counter() - began}
+        if device == "cuda":  # seconds of a step, plain and compiled, and of compiling without and with the cache
+            size = experiment.local.batch_size
+            row |= asdict(compiling.read(compiling.store(ready.net, ready.federation, size, device)))
         print(f"{model}, {rounds:,} rounds: {said} ({row['seconds']:.1f} s)", flush=True)
         found.append(row)
     return found
@@ -50,7 +55,7 @@ def decisions(model: str, device: str) -> list[dict[str, object]]:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
-    options.add_argument("--models", nargs="*", default=["resnet18", "cnn"])
+    options.add_argument("--models", nargs="*", default=["resnet18", "cnn", "resnet8"])
     options.add_argument("--quick", action="store_true", help="one small network")
     options.add_argument("--again", action="store_true", help="as the second process does")
     options.add_argument("--json", type=Path)
@@ -60,7 +65,7 @@ def main() -> None:
     for model in ["cnn_small"] if asked.quick else asked.models:
         rows += decisions(model, asked.device)
         if asked.json:
-            asked.json.write_text(json.dumps(rows, indent=1))
+            write_atomic(asked.json, json.dumps(rows, indent=1).encode())
     if asked.again:
         with tempfile.TemporaryDirectory() as out:
             began = time.perf_counter()

@@ -1,13 +1,17 @@
 """The queue of the four papers' evidence: cells of their tables, in order, for a GPU that is lent by the half hour.
 
-    python benchmarks/evidence.py --list                                    # what is done, begun, waiting
-    python benchmarks/evidence.py --runs DIR device=cuda precision=bf16     # run what waits, the first cell first
+    python benchmarks/evidence.py --list --but results/data/evidence.json     # what waits, with estimated seconds
+    python benchmarks/evidence.py --minutes 9 --processes 3 --runs DIR --json FILE --state DIR/state device=cuda
     python benchmarks/evidence.py --runs DIR --collect results/data/evidence.json
 
-A cell is one run of a table that `fedlens reproduce` knows; its words are in the JSON file. Cut off at any moment, the
-queue goes on where it stopped: finished cells are skipped, begun ones resume from their last checkpoint. Several
-processes may share DIR, and each takes the first cell that nobody holds. `--pack FILE` saves begun runs (their newest
-checkpoints and tables) for another machine, and `--unpack FILE` puts them back.
+A cell is one run of a table that `fedlens reproduce` knows; its words are in the JSON file. The same command goes on
+where it stopped, however it ended: finished cells are skipped, begun ones resume. `--minutes` ends every cell with a
+checkpoint after the round it is in. `--processes` share DIR, each at the first cell that nobody holds.
+
+FILE has what is done, and is written every few seconds. Beside it, FILE_begun.json has the curves of cells that are
+under way or were cut, with the round that they reached. `--state PREFIX` keeps begun cells for another machine: the
+newest checkpoint of each, in files of 15 MiB; the same option puts them back. Cells whose clients remember much are too
+large for that: they should end where they began. Required cells come first; `--required` leaves the others out.
 """
 
 from __future__ import annotations
@@ -15,11 +19,16 @@ from __future__ import annotations
 import argparse
 import fcntl
 import gc
+import io
 import json
+import math
+import os
+import subprocess
 import sys
 import tarfile
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -30,17 +39,22 @@ import torch
 
 from fedlens import config
 from fedlens.core.files import write_atomic
+from fedlens.league.budget import trained
 from fedlens.papers.registry import reproducible
 from fedlens.runs.folder import RunFolder
 from fedlens.runs.grid import Cell, Grid, is_done, placement
 from fedlens.runs.read import evaluations, rounds_of
 from fedlens.simulate.finish import GOES_WRONG, finish, reason
-from fedlens.simulate.recorder import Nobody, Progress
+from fedlens.simulate.recorder import STOP, Nobody, Progress
 
 MAIN, ALIKE = "cifar10/K10/0.1", "partition.dialect=client"
 BOTH = ("evaluate.personal=both", "evaluate.personal_every=10")  # before and after training at the client
 SHORT = ("rounds=40", "local.epochs=5", *BOTH)  # SPATL's later rows, instead of 100 rounds of 10 epochs
-SMALL = 64  # MiB of a begun run that is worth carrying to another machine
+MOST, PART = 45, 15  # MiB of all begun runs that are carried to another machine, and of a file of them
+EVERY = 15.0  # seconds between two times that results are collected
+GRACE = 40.0  # seconds that a round may take when the time is up
+# Milliseconds of a client's step on one H200, bf16, not compiled, beside other lanes: estimates for --list.
+STEP_MS = {"resnet8": 1.3, "resnet20": 0.7, "resnet18": 0.55, "pse_net": 0.13}
 
 
 @dataclass(frozen=True)
@@ -52,10 +66,19 @@ class Wanted:
     column: str
     words: tuple[str, ...] = ()
     seed: int = 0
+    required: bool = True
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return self.grid, self.row, self.column, self.words, self.seed
 
     @property
     def name(self) -> str:
         return " ".join((self.grid, self.row, self.column, *self.words, f"seed={self.seed}"))
+
+
+def _optional(cells: Iterable[Wanted]) -> Iterator[Wanted]:
+    return (replace(one, required=False) for one in cells)
 
 
 def _fedxds() -> Iterator[Wanted]:
@@ -65,14 +88,15 @@ def _fedxds() -> Iterator[Wanted]:
     # FedXDS trains on two batches a step, after 11 rounds that do not count: as many images are 411 rounds of FedAvg.
     longer = replace(table1[0], words=("rounds=411",))
     alike = [replace(table1[i], words=(ALIKE,)) for i in (0, 1, 2)]
-    yield from (*table1, official, longer)
-    for seed in (1, 2):
-        yield from (replace(one, seed=seed) for one in table1[:2])
-    yield from alike
-    yield Wanted("fedxds/table1", "fedfed", MAIN)
+    yield from table1
+    # The longest first, so that cells side by side end together.
+    yield from (official, longer, replace(table1[1], seed=1), replace(table1[1], seed=2))
+    yield from (replace(table1[0], seed=seed) for seed in (1, 2))
+    yield from _optional(alike)
     # The released code whole, its augmentation too, and FedAvg beside it.
     released = f"{MAIN}-randaugment"
-    yield from (replace(official, column=released), replace(table1[0], column=released))
+    some = Wanted("fedxds/table1", "fedfed", MAIN), replace(official, column=released)
+    yield from _optional((*some, replace(table1[0], column=released)))
 
 
 def _spatl() -> Iterator[Wanted]:
@@ -83,25 +107,24 @@ def _spatl() -> Iterator[Wanted]:
         yield from (Wanted("spatl/accuracy", row, alike, SHORT, seed) for row in (*rows[:2], *later))
     for seed in (0, 1):
         yield from (Wanted("spatl/accuracy", row, alike, BOTH, seed) for row in rows)
-    yield from (Wanted("spatl/accuracy", row, "resnet20-balanced", SHORT) for row in (*rows[:2], "spatl"))
+    yield from _optional(Wanted("spatl/accuracy", row, "resnet20-balanced", SHORT) for row in (*rows[:2], "spatl"))
 
 
 def _pse() -> Iterator[Wanted]:
-    """Section 3: eleven rows of table 2 in three settings."""
+    """Section 3: eleven rows of table 2 in three settings, a setting with both seeds before the next."""
     rows = ("fedavg+ft", "pse", "fedrep", "local", "ditto", "apfl", "lgfedavg", "l2gd", "fedmtl")
     rows = (*rows, "fedprox+ft", "scaffold+ft")
-    for seed in (0, 1):
-        for column in ("fashion_mnist/3", "cifar10/2", "cifar10/4"):
+    for column in ("fashion_mnist/3", "cifar10/2", "cifar10/4"):
+        for seed in (0, 1):
             yield from (Wanted("pse/table2", row, column, seed=seed) for row in rows)
-    for row in ("v1", "v2", "v3"):
-        yield Wanted("pse/ablations", row, "fashion_mnist/3")
+    yield from _optional(Wanted("pse/ablations", row, "fashion_mnist/3") for row in ("v1", "v2", "v3"))
 
 
 def _fedsls() -> Iterator[Wanted]:
     """Section 4: table 1's CIFAR-10 at 2,000 rounds."""
-    for seed in (0, 1, 2):
-        for alpha in ("0.05", "0.1"):
-            rows = (("table1", "fedavg"), ("table1", "uniform"), ("table1", "fedsls"), ("switches", "mean"))
+    rows = (("table1", "fedavg"), ("table1", "uniform"), ("table1", "fedsls"), ("switches", "mean"))
+    for alpha in ("0.05", "0.1"):
+        for seed in (0, 1, 2):
             yield from (Wanted(f"fedsls/{table}", row, f"cifar10/{alpha}", seed=seed) for table, row in rows)
 
 
@@ -110,7 +133,8 @@ PAPERS = {"fedxds": _fedxds, "spatl": _spatl, "pse": _pse, "fedsls": _fedsls}
 
 def queue(papers: Sequence[str]) -> list[Wanted]:
     """Every run that is wanted, once, the most needed first."""
-    return [*dict.fromkeys(one for paper in papers for one in PAPERS[paper]())]
+    found = dict.fromkeys(one for paper in papers for one in PAPERS[paper]())
+    return sorted(found, key=lambda one: not one.required)
 
 
 @cache
@@ -119,22 +143,46 @@ def _grids() -> dict[str, Any]:
 
 
 def cell_of(one: Wanted, words: Sequence[str]) -> Cell:
+    return _cell_of(one, tuple(words))
+
+
+@cache
+def _cell_of(one: Wanted, words: tuple[str, ...]) -> Cell:
     grid = _grids()[one.grid]
     assert isinstance(grid, Grid)
     return grid.cells([one.row], [one.column], [*one.words, "compile=false", *words])[0]  # the same on every machine
 
 
-class Clocked(Nobody):
-    """Says how far a run is, every so many rounds, and stops it between two rounds when the time is up."""
+def estimated(cell: Cell) -> float:
+    """Seconds on one H200, alone: the steps of all clients, as rehearsed, times what one took there."""
+    experiment = cell.experiment
+    images = trained(experiment) * len(experiment.images().train)
+    name = config.to_dict(experiment.model)["is"]
+    return images / experiment.local.batch_size * STEP_MS.get(name, math.nan) / 1000
 
-    def __init__(self, name: str, until: float):
-        self.name, self.until, self.began = name, until, time.monotonic()
+
+class Clocked(Nobody):
+    """Keeps a run's curve, says how far it is, and has it end between two rounds when the time is up."""
+
+    def __init__(self, name: str, file: Path, until: float):
+        self.name, self.file, self.until, self.began = name, file, until, time.monotonic()
+        self.said, self.stop = self.began, Path()
+
+    def begin(self, experiment: Any, folder: Path, notes: list[str], round: int, rounds: int) -> None:
+        self.stop = Path(folder) / STOP
+        print(f"  {self.name}: {'begins' if not round else f'goes on after round {round}'} of {rounds}", flush=True)
 
     def round(self, progress: Progress) -> None:
-        if progress.round % 20 == 0:
-            print(f"  {self.name}: round {progress.round}, {time.monotonic() - self.began:.0f} s", flush=True)
-        if time.monotonic() > self.until:
-            raise TimeoutError
+        now = time.monotonic()
+        if progress.accuracy is not None and progress.trained:
+            line = [progress.trained, progress.training, progress.accuracy, round(progress.seconds, 1)]
+            with self.file.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+        if now - self.said > 60:
+            self.said = now
+            print(f"  {self.name}: round {progress.round} of {progress.rounds}, {now - self.began:.0f} s", flush=True)
+        if now > self.until:
+            self.stop.touch()  # the run saves after the next round, and ends
 
 
 @contextmanager
@@ -180,102 +228,260 @@ def measured(one: Wanted, cell: Cell, out: Path) -> dict[str, Any]:
     }
 
 
+def place_of(runs: Path, kind: str, one: Wanted, cell: Cell) -> Path:
+    """Of a lock, a curve or a failure of this cell."""
+    path = runs / f".{kind}" / f"{cell.home.replace('/', '-')}-{one.seed}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def begun(one: Wanted, cell: Cell, runs: Path) -> dict[str, Any] | None:
+    """The curve so far of a cell that is not done, and the round that it reached; a resumed run writes rounds again."""
+    file = place_of(runs, "curves", one, cell)
+    lines = file.read_text().splitlines() if file.is_file() else []
+    found = {row[0]: row for line in lines if (row := _line(line))}
+    if not found:
+        return None
+    last, folder = found[max(found)], RunFolder(cell.folder(runs, one.seed))
+    card = folder.passport() if folder.config.exists() else {}
+    return {
+        "table": one.grid,
+        "row": one.row,
+        "column": one.column,
+        "over": list(one.words),
+        "seed": one.seed,
+        "words": [*cell.words],
+        "reached": last[0],
+        "rounds": last[1],
+        "seconds": last[3],
+        "curve": [[at, found[at][2]] for at in sorted(found)],
+        "machine": f"{card.get('device_name')}, {card.get('precision')}",
+    }
+
+
+def _line(text: str) -> Any:
+    """None where a process was killed while it wrote."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
 def collected(file: Path, wanted: Sequence[Wanted], runs: Path, words: Sequence[str]) -> list[dict[str, Any]]:
     """What the file has and what the runs add, in the order of the queue; written back."""
-    kept = json.loads(file.read_text()) if file.is_file() else []
-    known = {_key(row): row for row in kept}
+    part = file.with_name(f"{file.stem}_begun.json")
+    known, cut = ({_key(row): row for row in _rows(each)} for each in (file, part))
+    before = set(known), {key: row["reached"] for key, row in cut.items()}
     for one in wanted:
         cell = cell_of(one, words)
-        if is_done(cell, runs, one.seed):
-            row = measured(one, cell, runs)
-            known[_key(row)] = row
-    rows = [*known.values()]
+        if one.key not in known and is_done(cell, runs, one.seed):
+            known[one.key] = measured(one, cell, runs)
+            continue
+        row = begun(one, cell, runs) if one.key not in known else None
+        if row is not None and row["reached"] >= cut.get(one.key, row)["reached"]:
+            cut[one.key] = row
+    cut = {key: row for key, row in cut.items() if key not in known}
+    if (set(known), {key: row["reached"] for key, row in cut.items()}) != before or not file.is_file():
+        _write(file, [*known.values()])
+        if cut or part.is_file():
+            _write(part, [*cut.values()])
+    return [*known.values()]
+
+
+def _rows(file: Path) -> list[dict[str, Any]]:
+    return json.loads(file.read_text()) if file.is_file() else []
+
+
+def _write(file: Path, rows: Sequence[dict[str, Any]]) -> None:
     lines = ",\n".join(json.dumps(row, allow_nan=False) for row in rows)  # one line a cell: a diff shows what came
+    file.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(file, f"[\n{lines}\n]\n".encode())
-    return rows
 
 
 def _key(row: dict[str, Any]) -> tuple[Any, ...]:
     return row["table"], row["row"], row["column"], tuple(row["over"]), row["seed"]
 
 
-def pack(file: Path, wanted: Sequence[Wanted], runs: Path, words: Sequence[str]) -> None:
-    """Begun runs that are small enough, without what older checkpoints left."""
-    with tarfile.open(file, "w:gz") as tar:
-        for one in wanted:
-            cell = cell_of(one, words)
-            path = cell.folder(runs, one.seed)
-            if not path.is_dir() or is_done(cell, runs, one.seed) or not RunFolder(path).rounds():
-                continue
-            size = sum(part.stat().st_size for part in path.rglob("*") if part.is_file()) / 2**20
-            print(f"  {one.name}: {size:.1f} MiB{'' if size < SMALL else ', left here'}")
-            if size < SMALL:
-                tar.add(path, path.relative_to(runs))
+def pack(prefix: Path, wanted: Sequence[Wanted], runs: Path, words: Sequence[str]) -> None:
+    """Begun runs with their newest checkpoints and curves, the smallest first, while there is room."""
+    waiting = []
+    for one in wanted:
+        cell = cell_of(one, words)
+        path = cell.folder(runs, one.seed)
+        if path.is_dir() and not is_done(cell, runs, one.seed) and RunFolder(path).rounds():
+            files = [*_needed(path), place_of(runs, "curves", one, cell)]
+            waiting.append((sum(file.stat().st_size for file in files if file.is_file()) / 2**20, one.name, files))
+    room, data = float(MOST), io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w:gz", compresslevel=1) as tar:
+        for size, name, files in sorted(waiting, key=lambda each: each[:2]):
+            room -= size
+            print(f"  {name}: {size:.1f} MiB{'' if room > 0 else ', left here'}", flush=True)
+            for file in files if room > 0 else ():
+                if file.is_file():
+                    tar.add(file, file.relative_to(runs))
+    for old in parts_of(prefix):
+        old.unlink()
+    whole, step = data.getvalue(), PART * 2**20
+    prefix.parent.mkdir(parents=True, exist_ok=True)
+    for number, at in enumerate(range(0, len(whole), step) if waiting else ()):
+        prefix.with_name(f"{prefix.name}.{number:03d}").write_bytes(whole[at : at + step])
 
 
-def work(wanted: Sequence[Wanted], runs: Path, words: Sequence[str], until: float) -> None:
-    """One cell after another, the first that is free and not done."""
+def _needed(path: Path) -> list[Path]:
+    """What a run goes on from: all but what older checkpoints stand on."""
+    newest = max(RunFolder(path).rounds())
+    manifest = path / "checkpoints" / f"{newest:06d}.json"
+    stands_on = {manifest, *(path / name for name in json.loads(manifest.read_text())["files"])}
+    versions = {path / "checkpoints", path / "clients", path / "transcript"}
+    files = [file for file in path.rglob("*") if file.is_file()]
+    return [file for file in files if file in stands_on or file.parent not in versions or file.suffix == ".copy"]
+
+
+def parts_of(prefix: Path) -> list[Path]:
+    return sorted(prefix.parent.glob(f"{prefix.name}.[0-9][0-9][0-9]"))
+
+
+def unpack(prefix: Path, runs: Path) -> None:
+    """Put begun runs back; what is there already is further."""
+    if not (parts := parts_of(prefix)):
+        return
+    runs.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(fileobj=io.BytesIO(b"".join(part.read_bytes() for part in parts))) as tar:
+        new = [member for member in tar if not (runs / member.name).exists()]
+        tar.extractall(runs, new, filter="data")
+
+
+def work(wanted: Sequence[Wanted], runs: Path, words: Sequence[str], until: float) -> int:
+    """One cell after another, the first that is free, not done and has not failed; an exit code."""
     for one in wanted:
         if time.monotonic() > until:
-            print("the time is up", flush=True)
-            return
+            return 0
         cell = cell_of(one, words)
-        with held(runs / ".locks" / f"{cell.home.replace('/', '-')}-{one.seed}") as mine:
-            if not mine or is_done(cell, runs, one.seed):
+        failed = place_of(runs, "failed", one, cell)
+        with held(place_of(runs, "locks", one, cell)) as mine:
+            if not mine or failed.exists() or is_done(cell, runs, one.seed):
                 continue
-            began = time.monotonic()
+            began, watcher = time.monotonic(), Clocked(one.name, place_of(runs, "curves", one, cell), until)
             try:
-                finish(cell.at(runs, one.seed), placement(words), Clocked(one.name, until), among=runs / "-")
-            except TimeoutError:
-                print(f"{one.name}: cut off, goes on from its last checkpoint", flush=True)
-                return
+                finish(cell.at(runs, one.seed), placement(words), watcher, among=runs / "-")
             except GOES_WRONG as error:
+                if time.monotonic() > until:
+                    print(f"{one.name}: {reason(error)}", flush=True)
+                    return 0
+                failed.write_text(reason(error))
                 print(f"{one.name}: failed: {reason(error)}", flush=True)
-                continue
+                return 3  # a GPU may be lost to this process: another one goes on
             row = measured(one, cell, runs)
-            print(f"{one.name}: {row['value']:.2f} in {time.monotonic() - began:.0f} s", flush=True)
+            value = "no value" if row["value"] is None else f"{row['value']:.2f}"
+            print(f"{one.name}: {value} in {time.monotonic() - began:.0f} s", flush=True)
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()  # recorded steps of the last run
-    print("nothing is left that nobody holds", flush=True)
+    return 0
+
+
+def side_by_side(command: Sequence[str], processes: int, until: float, often: Callable[[], Any]) -> None:
+    """So many processes at the queue, a new one in the place of each that failed; results are collected in between."""
+    running: list[subprocess.Popen[bytes] | None] = [None] * processes
+    chances, looked = [4] * processes, time.monotonic()
+    try:
+        while (now := time.monotonic()) < until + GRACE:
+            for place, process in enumerate(running):
+                if process is not None and (code := process.poll()) is not None:
+                    running[place] = None
+                    chances[place] = chances[place] - 1 if code else 0
+                    print(f"a process ended with code {code}", flush=True) if code else None
+                if running[place] is None and chances[place] and now < until:
+                    left = ["--minutes", f"{(until - now) / 60:.3f}"] if until < math.inf else []
+                    running[place] = subprocess.Popen([*command, *left], stdin=subprocess.PIPE)
+            if not any(running):
+                break
+            if now - looked > EVERY:
+                looked = now
+                often()
+            time.sleep(0.5)
+    finally:
+        for process in filter(None, running):
+            process.kill()
+            process.wait()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--papers", nargs="+", choices=PAPERS, default=[*PAPERS], help="in this order")
     parser.add_argument("--runs", type=Path, default=Path("runs/evidence"), help="where the runs lie")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after these")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="save and stop after these")
+    parser.add_argument("--processes", type=int, default=1, help="cells side by side")
+    parser.add_argument("--required", action="store_true", help="without the cells that are optional")
     parser.add_argument("--only", action="append", help="cells whose name has this text; may be repeated")
     parser.add_argument("--but", type=Path, metavar="FILE", help="without the cells that this JSON file has")
     parser.add_argument("--list", action="store_true", help="say what would be run")
-    parser.add_argument("--collect", type=Path, metavar="FILE", help="add what is done to this JSON file")
-    parser.add_argument("--pack", type=Path, metavar="FILE", help="save begun runs")
-    parser.add_argument("--unpack", type=Path, metavar="FILE", help="put begun runs back, then go on")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="results, while cells are run")
+    parser.add_argument("--state", type=Path, metavar="PREFIX", help="begun cells from here and to here")
+    parser.add_argument("--collect", type=Path, metavar="FILE", help="add what is done to this JSON file, and stop")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("words", nargs="*", help="over all cells, such as device=cuda")
     asked = parser.parse_intermixed_args()
+    until = time.monotonic() + 60 * asked.minutes
     wanted = [one for one in queue(asked.papers) if any(text in one.name for text in asked.only or [""])]
+    wanted = [one for one in wanted if one.required or not asked.required]
     if asked.but:
-        known = {_key(row) for row in json.loads(asked.but.read_text())}
-        wanted = [one for one in wanted if (one.grid, one.row, one.column, one.words, one.seed) not in known]
+        known = {_key(row) for row in _rows(asked.but)}
+        wanted = [one for one in wanted if one.key not in known]
+    if asked.worker:
+        threading.Thread(target=_end_with_the_lead, daemon=True).start()
+        sys.exit(work(wanted, asked.runs, asked.words, until))
     if asked.list:
-        for one in wanted:
-            cell = cell_of(one, asked.words)
-            folder = RunFolder(cell.folder(asked.runs, one.seed))
-            saved = max(folder.rounds(), default=0) if folder.config.exists() else 0
-            state = "done" if is_done(cell, asked.runs, one.seed) else f"{saved} of {len(cell.experiment.timetable())}"
-            print(f"{state:>12s}  {one.name}")
-        return
-    if asked.unpack:
-        asked.runs.mkdir(parents=True, exist_ok=True)
-        with tarfile.open(asked.unpack) as tar:
-            tar.extractall(asked.runs, filter="data")
-    if asked.collect:
+        listed(wanted, asked.runs, asked.words)
+    elif asked.collect:
         print(f"{len(collected(asked.collect, wanted, asked.runs, asked.words))} cells in {asked.collect}")
-    if asked.pack:
-        pack(asked.pack, wanted, asked.runs, asked.words)
-    if not asked.collect and not asked.pack:
-        work(wanted, asked.runs, asked.words, time.monotonic() + asked.seconds)
+    else:
+        lead(asked, wanted, until)
+
+
+def _end_with_the_lead() -> None:
+    """Nothing is ever written to a worker: when its input ends, the process that leads is gone."""
+    while os.read(0, 1):
+        pass
+    os._exit(1)
+
+
+def lead(asked: argparse.Namespace, wanted: Sequence[Wanted], until: float) -> None:
+    """Run what waits, in processes of their own, and keep results and begun cells."""
+    if asked.state:
+        unpack(asked.state, asked.runs)
+    for failed in (asked.runs / ".failed").glob("*"):
+        failed.unlink()  # another try
+
+    def often() -> None:
+        if asked.json:
+            collected(asked.json, wanted, asked.runs, asked.words)
+
+    command = [sys.executable, __file__, "--worker", "--papers", *asked.papers, "--runs", str(asked.runs)]
+    command += [word for text in asked.only or () for word in ("--only", text)] + ["--required"] * asked.required
+    command += ["--but", str(asked.but)] * bool(asked.but) + asked.words
+    try:
+        side_by_side(command, asked.processes, until, often)
+    finally:
+        often()
+        if asked.state:
+            pack(asked.state, wanted, asked.runs, asked.words)
+    done = sum(is_done(cell_of(one, asked.words), asked.runs, one.seed) for one in wanted)
+    print(f"{done} of {len(wanted)} cells are done", flush=True)
+
+
+def listed(wanted: Sequence[Wanted], runs: Path, words: Sequence[str]) -> None:
+    total, places = 0.0, {True: "required", False: "optional"}
+    for one in wanted:
+        cell = cell_of(one, words)
+        folder = RunFolder(cell.folder(runs, one.seed))
+        saved = max(folder.rounds(), default=0) if folder.config.exists() else 0
+        done, seconds = is_done(cell, runs, one.seed), estimated(cell)
+        state = "done" if done else f"{saved} of {len(cell.experiment.timetable())}"
+        total += 0.0 if done else seconds
+        print(f"{state:>12s}  {seconds:6.0f} s  {places[one.required]}  {one.name}", flush=True)
+    print(f"about {total / 60:.0f} minutes alone on one H200")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

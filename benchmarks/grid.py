@@ -4,7 +4,8 @@
     python benchmarks/grid.py --processes 1 0 --device cpu --quick
 
 0 processes: as many as pay, as `compare` decides. Every way has the same results, which is checked: to the bit on a
-CPU, by the last accuracy on a GPU. Seconds are those of the whole command, its start included.
+CPU, by the last accuracy on a GPU. Seconds are those of the whole command, its start included. Ways that the JSON file
+has already are not measured again.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 
 import needed
+from fedlens.core.files import write_atomic
 
 WORDS = ("data=mnist5k", "model=cnn", "rounds=100", "cohort=10", "evaluate.personal=none")
 QUICK = ("data=mnist5k", "model=cnn_small", "rounds=2", "cohort=2", "local.steps=2", "evaluate.personal=none")
@@ -57,10 +59,13 @@ def main() -> None:
     needed.gpu(asked.device)
     methods, words = (METHODS[:1], QUICK) if asked.quick else (METHODS, WORDS)
     words = (*words, f"device={asked.device}")
-    rows: list[dict[str, Any]] = []
-    runs, known = len(methods) * asked.seeds, None
+    before = json.loads(asked.json.read_text()) if asked.json and asked.json.is_file() else {}
+    rows: list[dict[str, Any]] = before.get("rows", [])
+    runs, known = len(methods) * asked.seeds, before.get("results")
     with tempfile.TemporaryDirectory() as folder:
         for processes in asked.processes:
+            if any((row["processes"], row["runs"]) == (processes, runs) for row in rows):
+                continue
             out = Path(folder) / f"{processes}"
             seconds = carried_out(methods, asked.seeds, words, processes, out)
             found = accuracies(out)
@@ -77,7 +82,8 @@ def main() -> None:
             print(f"{processes} processes: {said}, x{rows[-1]['ratio']:.2f}; accuracy or loss differ by {apart:.1e}")
             sys.stdout.flush()
             if asked.json:
-                asked.json.write_text(json.dumps({"torch": torch.__version__, "rows": rows}, indent=1))
+                found = {"torch": torch.__version__, "rows": rows, "results": known}
+                write_atomic(asked.json, json.dumps(found, indent=1).encode())
             if asked.device == "cpu" and apart:
                 sys.exit("results differ")
 

@@ -5,7 +5,8 @@
 
 Kernels and device milliseconds are those of one client alone, counted by the profiler in recorded steps. Milliseconds
 side by side are those of a step of all clients in lanes, divided by their number: what a run takes. The last column is
-the ratio to the method that it is compared with: PSE to FedRep's mix of steps, SPATL to FedAvg.
+the ratio to the method that it is compared with: PSE to FedRep's mix of steps, SPATL to FedAvg. What fails is said, and
+the others go on; rows that the JSON file has already are not measured again.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from fedlens.algorithms import PSE, SPATL, FedAvg, FedRep, FedXDS
 from fedlens.cli.bench import Work, parts
 from fedlens.core.algorithm import Recipe, Stage
 from fedlens.core.cohort import Everyone
+from fedlens.core.files import write_atomic
 from fedlens.core.ledger import Ledger
 from fedlens.core.optimizer import Sgd
 from fedlens.core.run import run
@@ -108,14 +110,24 @@ def timed(work: Work, recipe: Recipe, device: str, compile: bool, repeats: int) 
     return {"step_ms": 1000 * best / (2 * work.steps * work.clients), "first_round_seconds": laps[0] - began}
 
 
-def steps(device: str, quick: bool, compile: bool) -> Iterator[dict[str, Any]]:
+def steps(device: str, quick: bool, compile: bool, known: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    there = {(row["job"], row["method"], row["compiled"]): row["step_ms"] for row in known}
     for work, methods in METHODS:
         work = replace(work, clients=2, steps=2, batch=4) if quick else work
         usual = 0.0
         for name, recipe in [*methods.items()][: 2 if quick else None]:
-            row = timed(work, recipe, device, compile, 1 if quick else 2)
-            usual = usual or row["step_ms"]
-            row |= {"ratio": row["step_ms"] / usual, **counted(work, recipe, device, compile)}
+            if (before := there.get((work.name, name, compile))) is not None:
+                usual = usual or before
+                continue
+            try:
+                row = timed(work, recipe, device, compile, 1 if quick else 2)
+                usual = usual or row["step_ms"]
+                row |= {"ratio": row["step_ms"] / usual, **counted(work, recipe, device, compile)}
+            except Exception as error:  # of a compiler or a device
+                print(
+                    f"{work.name:20} {name:28} FAILED: {type(error).__name__}: {error}".partition("\n")[0], flush=True
+                )
+                continue
             yield {"job": work.name, "method": name, "compiled": compile, **row}
 
 
@@ -165,14 +177,16 @@ def main() -> None:
     asked = options.parse_args()
     needed.gpu(device := asked.device)
     found: dict[str, Any] = {"torch": torch.__version__, "steps": [], "exchange": None}
+    if asked.json and asked.json.is_file():
+        found |= json.loads(asked.json.read_text())
 
     def keep() -> None:
         if asked.json:
-            asked.json.write_text(json.dumps(found, indent=1))
+            write_atomic(asked.json, json.dumps(found, indent=1).encode())
 
     with threads(1), matmuls("bf16" if device == "cuda" else "fp32"):
         for compile in (False, True) if asked.compile else (False,):
-            for row in steps(device, asked.quick, compile):
+            for row in steps(device, asked.quick, compile, [*found["steps"]]):
                 found["steps"].append(row)
                 keep()
                 how = ", compiled" * compile
@@ -180,7 +194,7 @@ def main() -> None:
                 print(
                     f"{row['job']:20} {row['method'] + how:28} {numbers} side by side  x{row['ratio']:.2f}", flush=True
                 )
-            if not compile:
+            if not compile and found["exchange"] is None:
                 found["exchange"] = exchange(device, asked.quick)
                 keep()
                 print({name: round(value, 3) for name, value in found["exchange"].items()}, flush=True)

@@ -6,7 +6,8 @@
 All have the images on the device, bfloat16 there, the same batches of the same sizes, SGD with momentum. The device is
 waited for after every round; the median of the rounds after the first. `--pfl` is a folder or a wheel with pfl 0.6,
 which is pure Python; without it that column is left out. Peers get images that are floats already. The ceiling is one
-model, recorded, on batches of all clients' images together. `--compile`: compiled lanes as well.
+model, recorded, on batches of all clients' images together. `--compile`: compiled lanes as well. What fails is said,
+and the others go on; rows that the JSON file has already are not measured again.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from fedlens.algorithms import FedAvg
 from fedlens.cli.bench import JOBS, SMALL, Work, parts
 from fedlens.core.algorithm import Stage
 from fedlens.core.cohort import Everyone
+from fedlens.core.files import write_atomic
 from fedlens.core.optimizer import Sgd
 from fedlens.core.rng import seeded
 from fedlens.core.run import run
@@ -184,8 +186,11 @@ def pfl(work: Work, device: str, rounds: int) -> Laps:
     return laps
 
 
-def rows(jobs: tuple[Work, ...], device: str, rounds: int, with_pfl: bool, compile: bool) -> Iterator[dict[str, Any]]:
+def rows(
+    jobs: tuple[Work, ...], device: str, rounds: int, with_pfl: bool, compile: bool, known: list[dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
     """One for each job and contestant, as soon as it is measured; `ratio` is FedLens's speed over its own."""
+    speeds = {(row["job"], row["who"]): row["images_per_second"] for row in known}
     for work in jobs:
         contestants: dict[str, Callable[[], Laps]] = {"fedlens": lambda w=work: fedlens(w, device, 3 * rounds)}
         if compile:
@@ -197,10 +202,19 @@ def rows(jobs: tuple[Work, ...], device: str, rounds: int, with_pfl: bool, compi
         contestants["fedlens, one client after another"] = lambda w=work: fedlens(w, device, 3, kind=Sequential)
         ours = 0.0
         for name, measure in contestants.items():
+            if (speed := speeds.get((work.name, name))) is not None:
+                ours = max(ours, speed) if name in ("fedlens", "fedlens, compiled") else ours
+                continue
             if device == "cuda":
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats()
-            round, first = measure().seconds()
+            try:
+                round, first = measure().seconds()
+            except Exception as error:  # of a peer, a compiler or a device: the other rows are worth having
+                print(
+                    f"{work.name:34} {name:34} FAILED: {type(error).__name__}: {error}".partition("\n")[0], flush=True
+                )
+                continue
             speed = work.images / round
             ours = max(ours, speed) if name in ("fedlens", "fedlens, compiled") else ours
             peak = torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else None
@@ -225,16 +239,18 @@ def main() -> None:
     jobs, rounds = (SMALL, 3) if asked.quick else (tuple(JOBS[at - 1] for at in asked.jobs), asked.rounds)
     name = torch.cuda.get_device_name() if asked.device == "cuda" else "CPU"
     print(name, torch.__version__, flush=True)
-    found = []
-    for row in rows(jobs, asked.device, rounds, asked.pfl is not None, asked.compile):
+    found = json.loads(asked.json.read_text())["rows"] if asked.json and asked.json.is_file() else []
+    for row in rows(jobs, asked.device, rounds, asked.pfl is not None, asked.compile, [*found]):
         found.append(row)
         speed, ratio, first = row["images_per_second"], row["ratio"], row["first_round_seconds"]
-        print(
-            f"{row['job']:34} {row['who']:34} {speed:10,.0f} images/s  FedLens / it {ratio:6.2f}  first {first:.1f} s"
-        )
+        peak = "" if row["peak_gib"] is None else f"  peak {row['peak_gib']:.1f} GiB"
+        said = f"{speed:10,.0f} images/s  FedLens / it {ratio:6.2f}  first {first:.1f} s{peak}"
+        print(f"{row['job']:34} {row['who']:34} {said}")
         sys.stdout.flush()
         if asked.json:
-            asked.json.write_text(json.dumps({"device": name, "torch": torch.__version__, "rows": found}, indent=1))
+            write_atomic(
+                asked.json, json.dumps({"device": name, "torch": torch.__version__, "rows": found}, indent=1).encode()
+            )
 
 
 if __name__ == "__main__":
