@@ -36,7 +36,8 @@ def carried_out(commands: Sequence[Sequence[str]], logs: Sequence[Path], limit: 
     for command, log in zip(commands, logs, strict=True):
         out = log.open("a")
         running.append(
-            subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=ways, start_new_session=True)
+            # A group of its own, to be ended whole; in this session, so that it does not outlive a command that is cut.
+            subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=ways, process_group=0)
         )
     codes: list[int | None] = []
     for process in running:
@@ -71,17 +72,14 @@ def main() -> None:
     agrees = [
         [*agree, "--part", f"{n}/{AT_ONCE}", "--json", str(out / f"agree{n}.json")] for n in range(1, AT_ONCE + 1)
     ]
-    rest = [*where, *quick, "--json"]
+    rest, thirty = [*where, *quick, "--json"], [] if asked.quick else ["--seeds", "10"]  # of three methods
     parts: dict[str, tuple[float, list[list[str]]]] = {
         "peers": (
             210,
             [[*python, str(HERE / "peers" / "gpu.py"), *rest, str(out / "gpu.json"), "--rounds", "3", *compiled, *pfl]],
         ),
         "steps": (130, [[*python, str(HERE / "steps.py"), *rest, str(out / "steps.json"), *compiled]]),
-        "grid": (  # thirty runs
-            200,
-            [[*python, str(HERE / "grid.py"), *rest, str(out / "grid.json"), "--processes", "1", "0", "--seeds", "10"]],
-        ),
+        "grid": (200, [[*python, str(HERE / "grid.py"), *rest, str(out / "grid.json"), *thirty]]),
         "auto": (90, [[*python, str(HERE / "compile_rule.py"), *rest, str(out / "rule.json")]]),
         "agree": (600, agrees if not asked.quick else agrees[:1]),
     }

@@ -99,7 +99,9 @@ def main():
             found[name].append(one)
             print(f"{name:8}", " ".join(f"{key} {value:.3f}" for key, value in one.items() if value is not None))
             sys.stdout.flush()
-    (options.folder / "compare.json").write_text(json.dumps(found, indent=1))
+            (options.folder / "compare.json").write_text(
+                json.dumps(found, indent=1)
+            )  # cut off, it has what was measured
     middle = {name: {key: statistics.median(o[key] for o in ones) for key in ones[0]} for name, ones in found.items()}
     print("\n| | seconds a round | FedLens / it | first round done after | peak PSS |\n| --- | --- | --- | --- | --- |")
     for name, values in middle.items():

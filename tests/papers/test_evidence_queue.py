@@ -1,0 +1,62 @@
+"""benchmarks/evidence.py: cells that are cut keep their curves, and travel to another machine with their checkpoint."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+WORDS = ("device=cpu", "engine=sequential", "data=mnist5k", "model=mlp", "model.hidden=4", "rounds=4", "local.epochs=1")
+WORDS = (*WORDS, "local.batch_size=64", "evaluate.every=1", "evaluate.personal=none", "checkpoint=1", "picture=false")
+
+
+@pytest.fixture(scope="module")
+def evidence():
+    spec = importlib.util.spec_from_file_location("evidence_queue", ROOT / "benchmarks/evidence.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_what_is_required_comes_first(evidence):
+    cells = evidence.queue([*evidence.PAPERS])
+    assert [one.required for one in cells] == sorted((one.required for one in cells), reverse=True)
+    assert len({one.key for one in cells}) == len(cells)
+    needed = [one.name for one in cells if one.required]
+    assert sum(name.startswith("pse/table2") for name in needed) == 11 * 3 * 2
+    assert sum(name.startswith("fedsls") for name in needed) == 4 * 2 * 3
+    assert sum(name.startswith("spatl") for name in needed) == 2 * (6 + 4)
+
+
+def test_a_cut_cell_has_its_curve_and_goes_on_elsewhere(evidence, tmp_path):
+    one = next(cell for cell in evidence.queue(["pse"]) if cell.row == "ditto")
+    here, there, file = tmp_path / "here", tmp_path / "there", tmp_path / "e.json"
+    assert evidence.work([one], here, WORDS, until=sys.float_info.min) == 0  # no time at all: nothing begins
+    assert not here.exists() or not any(here.rglob("config.yaml"))
+    watch = evidence.Clocked.round
+
+    def late(self, progress):
+        self.until = -1.0 if progress.round == 2 else self.until
+        watch(self, progress)
+
+    evidence.Clocked.round = late
+    try:
+        code = evidence.work([one], here, WORDS, until=float("inf"))
+    finally:
+        evidence.Clocked.round = watch
+    cell = evidence.cell_of(one, WORDS)
+    assert code == 3 and not evidence.is_done(cell, here, one.seed)  # stopped after round 3, before the time was up
+    assert evidence.collected(file, [one], here, WORDS) == []
+    (row,) = json.loads(file.with_name("e_begun.json").read_text())
+    assert (row["reached"], row["rounds"], [at for at, _ in row["curve"]]) == (3, 4, [1, 2, 3])
+    evidence.pack(tmp_path / "state", [one], here, WORDS)
+    assert [part.name for part in evidence.parts_of(tmp_path / "state")] == ["state.000"]
+    evidence.unpack(tmp_path / "state", there)
+    assert len([*cell.folder(there, one.seed).glob("checkpoints/*.safetensors")]) == 1  # the newest alone
+    assert evidence.work([one], there, WORDS, until=float("inf")) == 0
+    (whole,) = evidence.collected(file, [one], there, WORDS)
+    assert [at for at, _ in whole["curve"]] == [1, 2, 3, 4] and whole["curve"][:3] == row["curve"]
+    assert json.loads(file.with_name("e_begun.json").read_text()) == []
