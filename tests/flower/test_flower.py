@@ -604,7 +604,7 @@ def test_node_files(tmp_path):
     other = digits(tmp_path / "other.npz", size=24)
     experiment = config.read(None, words(tmp_path))
     agreed = contract(experiment, experiment.data.load(), "run")
-    node = Node(0, data=config.read(None, [f"data={other}"]).data)
+    node = Node(0, data=config.read(None, [f"data={other}"]).data, policy=Policy(contracts="any"))
     answer, _ = Trainer(node).answer(Payload({"ask": "hello", "contract": agreed}, {}))
     assert answer.notes["refused"] == "its images have another shape"
 

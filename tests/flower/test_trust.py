@@ -307,7 +307,8 @@ def test_malformed_messages_are_answered(notes, tmp_path):
 
 def test_what_failed_stays_in_the_owners_log(tmp_path):
     said: list[str] = []
-    node = Trainer(Node(0, data=config.read(None, [f"data={tmp_path}/gone.npz"]).data), say=said.append)
+    gone = config.read(None, [f"data={tmp_path}/gone.npz"]).data
+    node = Trainer(Node(0, data=gone, policy=Policy(contracts="any")), say=said.append)
     experiment = config.read(None, words(bars(tmp_path / "bars.npz")))
     hello = Payload({"ask": "hello", "contract": contract(experiment, experiment.data.load(), "run")}, {})
     answer, _ = node.answer(hello)

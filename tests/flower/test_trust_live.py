@@ -117,7 +117,7 @@ def test_a_hostile_app_never_runs_on_a_node(federation, tmp_path):  # noqa: F811
     flower.simulated(tmp_path / "simulated", settings)
     running, shown = submit(federation, settings, tmp_path / "real"), ""
     while running.poll() is None:  # what every user of this machine can see
-        shown += subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+        shown += subprocess.run(["ps", "-wweo", "args"], capture_output=True, text=True).stdout
         time.sleep(0.5)
     assert running.returncode == 0
     assert not marker.exists() and not [*federation.glob("nodes/*/flower/apps")]
