@@ -1,6 +1,6 @@
 """The queue of the four papers' evidence: cells of their tables, in order, for a GPU that is lent by the half hour.
 
-    python benchmarks/evidence.py --list --but results/data/evidence.json     # what waits, with estimated seconds
+    python benchmarks/evidence.py --list --estimate --but results/data/evidence.json     # what waits, and how long
     python benchmarks/evidence.py --minutes 9 --processes 3 --runs DIR --json FILE --state DIR/state device=cuda
     python benchmarks/evidence.py --runs DIR --collect results/data/evidence.json
 
@@ -416,6 +416,7 @@ def main() -> None:
     parser.add_argument("--only", action="append", help="cells whose name has this text; may be repeated")
     parser.add_argument("--but", type=Path, metavar="FILE", help="without the cells that this JSON file has")
     parser.add_argument("--list", action="store_true", help="say what would be run")
+    parser.add_argument("--estimate", action="store_true", help="and about how many seconds it takes on one H200")
     parser.add_argument("--json", type=Path, metavar="FILE", help="results, while cells are run")
     parser.add_argument("--state", type=Path, metavar="PREFIX", help="begun cells from here and to here")
     parser.add_argument("--collect", type=Path, metavar="FILE", help="add what is done to this JSON file, and stop")
@@ -432,7 +433,7 @@ def main() -> None:
         threading.Thread(target=_end_with_the_lead, daemon=True).start()
         sys.exit(work(wanted, asked.runs, asked.words, until))
     if asked.list:
-        listed(wanted, asked.runs, asked.words)
+        listed(wanted, asked.runs, asked.words, asked.estimate)
     elif asked.collect:
         print(f"{len(collected(asked.collect, wanted, asked.runs, asked.words))} cells in {asked.collect}")
     else:
@@ -470,17 +471,19 @@ def lead(asked: argparse.Namespace, wanted: Sequence[Wanted], until: float) -> N
     print(f"{done} of {len(wanted)} cells are done", flush=True)
 
 
-def listed(wanted: Sequence[Wanted], runs: Path, words: Sequence[str]) -> None:
+def listed(wanted: Sequence[Wanted], runs: Path, words: Sequence[str], estimate: bool) -> None:
     total, places = 0.0, {True: "required", False: "optional"}
     for one in wanted:
         cell = cell_of(one, words)
         folder = RunFolder(cell.folder(runs, one.seed))
         saved = max(folder.rounds(), default=0) if folder.config.exists() else 0
-        done, seconds = is_done(cell, runs, one.seed), estimated(cell)
+        done, seconds = is_done(cell, runs, one.seed), estimated(cell) if estimate else 0.0
         state = "done" if done else f"{saved} of {len(cell.experiment.timetable())}"
         total += 0.0 if done else seconds
-        print(f"{state:>12s}  {seconds:6.0f} s  {places[one.required]}  {one.name}", flush=True)
-    print(f"about {total / 60:.0f} minutes alone on one H200")
+        takes = f"{seconds:6.0f} s  " if estimate else ""
+        print(f"{state:>12s}  {takes}{places[one.required]}  {one.name}", flush=True)
+    if estimate:
+        print(f"about {total / 60:.0f} minutes alone on one H200")
 
 
 if __name__ == "__main__":
