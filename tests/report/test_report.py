@@ -24,7 +24,7 @@ from fedlens.compare.verdict import sentence
 from fedlens.core.errors import BadInput
 from fedlens.plots import style
 from fedlens.privacy.statement import SEEDED
-from fedlens.report import groups
+from fedlens.report import groups, safety
 from fedlens.report import thumbnails as gallery
 from fedlens.report.collect import collect
 from fedlens.report.page import gather, page, write
@@ -299,6 +299,24 @@ def test_who_shares_data_says_so_in_the_headline_and_leaks_are_in_its_box(copies
     shown = gather(copies)
     assert shown["tiles"]["privacy"].startswith("Shares data, ε = 900 promises little")
     assert any(one["alarm"] and "damaged" in one["text"] for one in shown["privacy"])
+
+
+@pytest.mark.parametrize(
+    ("leaky", "givers", "said"),
+    [
+        ("b", "b", "b leaks in an audit, shares data"),
+        ("a", "b", "a leaks in an audit, b shares data"),
+        ("ab", "ab", "a and b leak in an audit, share data"),
+        ("", "ab", "a and b share data, not audited"),
+        ("a", "", "a leaks in an audit"),
+    ],
+)
+def test_of_several_methods_it_is_said_which_one_leaks(monkeypatch, leaky, givers, said):
+    monkeypatch.setattr(safety, "leaking", bool)
+    monkeypatch.setattr(safety, "shares_data", lambda group: group["label"] in givers)
+    runs = [{"audit": {"a": 1} if label in leaky else {}, "privacy": None} for label in "ab"]
+    groups = [{"label": label, "runs": [number]} for number, label in enumerate("ab")]
+    assert safety.status(groups, runs) == said
 
 
 def test_a_method_without_the_measure_is_not_ranked_and_told(personal, tmp_path):

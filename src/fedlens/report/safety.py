@@ -71,10 +71,14 @@ def status(groups: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, Any]
     """The worst that is known of any of these, in a few words."""
     mine = [runs[number] for group in groups for number in group["runs"]]
     words = []
-    if any(leaking(run["audit"]) for run in mine):
-        words.append("leaks in an audit")
-    if givers := [group["label"] for group in groups if shares_data(group)]:
-        words.append(DATA if len(groups) == 1 else f"{joined(givers)} {DATA if len(givers) == 1 else 'share data'}")
+    leaky = [group["label"] for group in groups if any(leaking(runs[number]["audit"]) for number in group["runs"])]
+    givers = [group["label"] for group in groups if shares_data(group)]
+    if leaky:
+        named = "" if len(groups) == 1 else f"{joined(leaky)} "
+        words.append(f"{named}{'leak' if len(leaky) > 1 else 'leaks'} in an audit")
+    if givers:
+        named = "" if len(groups) == 1 or givers == leaky else f"{joined(givers)} "  # of those just named
+        words.append(f"{named}{DATA if len(givers) == 1 else 'share data'}")
     try:
         stated = [one for run in mine for one in (run["privacy"] or {}).get("statements", ())]
         if any(not one["holds"] for one in stated):
