@@ -62,7 +62,7 @@ class Key(NamedTuple):
     @property
     def about(self) -> str:
         unit = f", {self.unit}" if self.unit else ""
-        return f"{self.type}{unit}; default {shown(self.default)}"
+        return f"{self.type}{unit}; default {shown(self.default) or 'empty'}"
 
     def lines(self, width: int, indent: int) -> list[str]:
         """The same within so many columns, the comment from one column on; a long word has a line of its own."""
