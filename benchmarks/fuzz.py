@@ -420,18 +420,29 @@ def a_contract(rng: Rng, corpus: Corpus) -> Callable[[], None]:
 
 
 def some_records(rng: Rng, corpus: Corpus) -> Callable[[], None]:
-    """Flower's own records and bytes, read by Flower, then by the server or by a node's guard."""
+    """Flower's own records and bytes, signed or not, read by Flower, then by the server or by a node's guard."""
     from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
     from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
     from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
     from flwr.supercore.task_identity import TaskIdentity
 
-    from fedlens.flower.engine import Nodes, _Pulled, _upload
+    from fedlens.flower.engine import Nodes, _Pulled, _Sent, _upload
     from fedlens.flower.guard import replied
+    from fedlens.flower.identity import Coordinator, Member
 
-    content = messages.to_records(corpus.letter._replace(trees={"upload": corpus.letter.trees["download"]}))
-    if rng.random() < 0.5:
-        content = messages.to_records(corpus.letter)
+    at_the_node, signed = rng.random() < 0.5, rng.random() < 0.5
+    member = keys(Path("keys"))
+    coordinator = Coordinator(Path("keys"))
+    payload = upload = corpus.letter._replace(trees={"upload": corpus.letter.trees["download"]})
+    question, asked = coordinator.signed({"ask": "work"}, {}, 0, 60.0)
+    if at_the_node and rng.random() < 0.8:
+        payload = corpus.letter
+    if signed and at_the_node:
+        digests = {name: messages.tree_digest(tree) for name, tree in payload.trees.items()}
+        payload = payload._replace(notes=coordinator.signed(payload.notes, digests, 0, 60.0)[0])
+    elif signed:
+        payload = Member(member, 0, lambda _: (upload, None)).answer(messages.Payload(question, {}))[0]
+    content = messages.to_records(payload)
     if rng.random() < 0.6:
         name = rng.choice([*content])
         record = content[name]
@@ -454,7 +465,7 @@ def some_records(rng: Rng, corpus: Corpus) -> Callable[[], None]:
         victim = rng.choice(sorted(whole))
         whole[victim] = flipped(whole[victim], rng)
     Path("message").write_text(repr(whole)[:100_000])
-    top, at_the_node = content.object_id, rng.random() < 0.5
+    top = content.object_id
 
     def run() -> None:
         try:
@@ -464,14 +475,32 @@ def some_records(rng: Rng, corpus: Corpus) -> Callable[[], None]:
         if at_the_node:
             if not isinstance(found, Exception):
                 TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
-                replied(Message(found, 1, "train"), Reading(Node(client=0), say=complaint).answer)
+                answer = Reading(Node(client=0), say=complaint).answer
+                replied(Message(found, 1, "train"), Member(member, 0, answer).answer if signed else answer)
             return
-        nodes = Nodes(None, {}, 3, print, 1 << 26)
+        nodes = Nodes(None, {}, 3, print, 1 << 26, coordinator)
         reply = _Pulled(damage=str(found)) if isinstance(found, Exception) else _Pulled(found)
         with contextlib.suppress(RunFailed):
-            _upload(nodes._opened(reply))
+            _upload(nodes._opened(reply, _Sent(1, asked if signed else None)))
 
     return run
+
+
+def keys(folder: Path) -> Path:
+    """Those of a coordinator and of client 0, which know each other; the folder of that client."""
+    from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    from fedlens.flower.identity import COORDINATOR, MINE, public_text
+
+    (folder / "keys").mkdir(parents=True)
+    (folder / "node").mkdir()
+    theirs, mine = ed25519.Ed25519PrivateKey.generate(), ec.generate_private_key(ec.SECP256R1())
+    for key, file in ((theirs, folder / f"{COORDINATOR}.key"), (mine, folder / "node" / MINE)):
+        file.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    (folder / "node" / f"{COORDINATOR}.pub").write_text(public_text(theirs.public_key()))
+    (folder / "keys" / "0.pub").write_text(public_text(mine.public_key()))
+    return folder / "node"
 
 
 def expecting(work: Callable[[], object], *refusals: type[Exception]) -> Callable[[], None]:
