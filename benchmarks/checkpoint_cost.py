@@ -27,9 +27,9 @@ HERE = Path(__file__).parents[1]
 LOAD = os.getloadavg()[0]  # of the machine before anything was measured here
 MARKS = "<!-- cost -->", "<!-- /cost -->"
 TWO = ["model=mlp", "engine=workers", "workers=2"]
-WORKERS = [*TWO, "clients=20", "cohort=10", "model.hidden=64", "local.steps=4", "rounds=12"]
+WORKERS = [*TWO, "clients=20", "cohort=10", "model.hidden=64", "local.steps=4", "rounds=40"]
 # One step a client: the less they compute, the more a round is made of files.
-THOUSAND = [*TWO, "clients=1000", "cohort=1000", "partition=iid", "model.hidden=32", "local.steps=1", "rounds=4"]
+THOUSAND = [*TWO, "clients=1000", "cohort=1000", "partition=iid", "model.hidden=32", "local.steps=1", "rounds=8"]
 COMMON = ["algorithm=scaffold", "evaluate.every=0", "evaluate.personal=none", "picture=false"]
 CASES = {
     "two workers": (WORKERS, ""),
