@@ -305,9 +305,10 @@ def page(path: Path, rows: dict[tuple[str, str, int], dict[str, Any]]) -> None:
     names = {"digits": "digits", "fashion": "Fashion-MNIST"}
     head = ["method", *(f"{names[world]}, {what}" for world in worlds for what in ("global", "personal")), "remark"]
     lines = [
-        "# Every method, once more",
+        "# Every method on two small data sets",
         "<!-- made by `python benchmarks/all_methods.py --page` from data/all_methods.json: change that -->",
-        "Does every registered method learn something? Small worlds at one rate for all: **this is no ranking**.",
+        "You will know whether every registered method learns something, on small data at one learning rate for all. "
+        "In short: most do; those at chance are marked. **This is no ranking.**",
         f"20 clients, 10 a round, Dirichlet 0.1, 20 rounds of 2 epochs, `cnn2`, {seeds} seeds. "
         "Digits: 4,000 images of MNIST. Fashion-MNIST: 400 images a class. "
         f"{len(complete)} runs, {spent / 60:.0f} minutes of one core in all.",

@@ -55,8 +55,8 @@ REVEALS = {  # what a part of a message can tell at worst to whoever knows the m
     "vae": "images that an autoencoder learned to draw",
     "control": "images and labels of small batches: after one step it is the gradient itself",
     "delta": "images and labels of small batches, whether an image was trained on, which classes there are",
-    "model": "as delta, which is its difference to what was sent down",
-    PART: "as delta, limited to these weights",
+    "model": "as delta, which is its difference to what was sent down; with FedAMP and FedFomo to other clients",
+    PART: "as delta, limited to these parameters",
     "y": "labels of the images beside them; to all clients",
     "row": "its head and the mean features of each class; to all clients",
     "scatter": "how a network's features of a class differ from image to image",
@@ -168,7 +168,7 @@ def messages(name: str) -> str:
 
 # ---- what leaves a client --------------------------------------------------------------------------------------------
 def what_leaves() -> str:
-    """Methods that send the same have one row, those that send least first; then what each part is worth."""
+    """What each part of a message shows; then methods, those that send the same in one row, the least first."""
     sent = {name: parts_sent(name) for name in ALGORITHMS}
     parts = {part for each in sent.values() for when in each for part in when}
     if wrong := parts ^ set(REVEALS):
@@ -176,12 +176,12 @@ def what_leaves() -> str:
     rows = []
     for each_round, once in sorted(set(sent.values()), key=lambda when: (len(when[0]) + len(when[1]), when)):
         names = [name for name, parts in sent.items() if parts == (each_round, once)]
-        worst = next((REVEALS[part] for part in REVEALS if part in (*each_round, *once)), "nothing")
+        worst = next((part for part in REVEALS if part in (*each_round, *once)), "nothing")
         for some in (names[at : at + 13] for at in range(0, len(names), 13)):  # a cell that can be read
             linked = ", ".join(f"[{ALGORITHMS[name].__name__}](methods/{name}.md)" for name in some)
             rows.append([linked, ", ".join(each_round) or "nothing", ", ".join(once) or "nothing", worst])
-    methods = table(["method", "in each round", "once", "at worst it shows"], rows)
-    return f"{methods}\n\n{table(['part', 'at worst it shows'], [[part, told] for part, told in REVEALS.items()])}"
+    methods = table(["method", "in each round", "once", "most revealing part"], rows)
+    return f"{table(['part', 'at worst it shows'], [[part, told] for part, told in REVEALS.items()])}\n\n{methods}"
 
 
 @functools.lru_cache
@@ -324,12 +324,12 @@ def overview(measured: dict[str, Any]) -> str:
     parts = [
         "# Methods",
         MADE,
-        f"{len(ALGORITHMS)} methods, each one file. `algorithm=NAME` chooses one; `algorithm=NAME+ft` adds fine-tuning "
-        "to any, `algorithm=NAME/PRESET` takes settings that have a name (on the method's card, where "
-        "there are some); FedSLS, FedXDS, FedFed, FedDISCO, FedDecorr, FedLC, FedRS and CCVR go over a base "
-        "(`algorithm=fedsls algorithm.base=scaffold`). What cannot go together is refused: sharing data (FedXDS, "
-        "FedFed) over PSE, FedAux or each other, and two that each decide how much a client counts. "
-        "[Which one?](choose.md)",
+        f"You will find each of the {len(ALGORITHMS)} methods in one sentence, with its card. [Which one?](choose.md)",
+        "`algorithm=NAME` chooses one, and `algorithm=NAME+ft` adds fine-tuning to any. `algorithm=NAME/PRESET` takes "
+        "settings that have a name, which are on the method's card. FedSLS, FedXDS, FedFed, FedDISCO, FedDecorr, "
+        "FedLC, FedRS and CCVR go over a base (`algorithm=fedsls algorithm.base=scaffold`). What cannot go together is "
+        "refused: sharing data (FedXDS, FedFed) over PSE, FedAux or each other, and two methods that each decide how "
+        "much a client counts.",
     ]
     for family, names in FAMILIES.items():
         rows = [
@@ -352,7 +352,8 @@ def overview(measured: dict[str, Any]) -> str:
     left = sorted(set(ALGORITHMS) - {method_of(row) for row in measured["rows"]})
     parts += [
         "## All methods on one split",
-        f"{measured['about']}. Every method has its own settings at their defaults, but: {measured['but']}",
+        f"{measured['about']}. Every method has its own settings at their defaults, with these exceptions. "
+        f"{measured['but']}",
         table(head, rows),
         "Global: one model on the pooled test set, mean of the last five evaluations. Personal: every client's "
         "personal model on its own test images after local training (fine-tuned where the method says so). "

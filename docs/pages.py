@@ -25,7 +25,7 @@ DOCS = Path(__file__).parent
 RESULTS = DOCS.parent / "results"
 VERDICTS = ("holds", "holds partly", "not confirmed", "does not hold", "not tested")
 STAND_IN = "model.weights=stand-in"
-HEAD = ("claim", "share of the protocol", "paper", "ours", "verdict", "why")
+HEAD = ("claim", "protocol, run/paper", "paper", "ours", "verdict", "why")
 Runs = Mapping[tuple[str, ...], Sequence[Mapping[str, Any]]]
 
 
@@ -89,7 +89,7 @@ def cells(name: str, known: Runs) -> str:
         best = f"{100 * statistics.mean(run['accuracy_best'] for run in found):.1f}" if _all(found, "best") else ""
         rows.append([row, where, size, str(len(values)), f"{statistics.mean(values):.2f}{spread}", best, shown])
     if not rows:
-        return "No run yet."
+        return "Nothing was run at the paper's full protocol."
     head = ("row", "column", "rounds x epochs", "seeds", "ours, %", "best round, %", "paper, %")
     machines = ", ".join(sorted({run["machine"] for found in known.values() for run in found}))
     ran = f"`python benchmarks/evidence.py --papers {name} --runs DIR device=cuda precision=bf16` runs them"

@@ -45,7 +45,7 @@ def test_stand_ins_never_stand_beside_a_papers_number(pages):
     assert "| fedavg | cifar10/0.05 | 2000 x 1 | 2 | 51.50 ± 2.12 | 51.5 | 40.99 |" in theirs
     alone = pages.cells("fedsls", {name: [run(50.0, words=("algorithm=fedavg", pages.STAND_IN))]})
     assert "40.99" not in alone and "| fedavg | cifar10/0.05 | 2000 x 1 | 1 | 50.00 | 50.0 |  |" in alone
-    assert pages.cells("pse", {name: [run(50.0)]}) == "No run yet."
+    assert pages.cells("pse", {name: [run(50.0)]}) == "Nothing was run at the paper's full protocol."
 
 
 def test_verdicts_are_counted(pages):

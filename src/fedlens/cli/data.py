@@ -38,7 +38,10 @@ def data_get(name: str, json: Json = False) -> None:
 def data_check(
     names: Annotated[list[str] | None, typer.Argument(show_default=False)] = None, json: Json = False
 ) -> None:
-    """Verify checksums of what is here; exit code 1 when something is damaged."""
+    """Verify the checksums of data sets that are here.
+
+    The exit code is 1 where something is damaged.
+    """
     from ..data.show import check_rows
 
     rows = check_rows(names or ())

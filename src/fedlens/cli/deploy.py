@@ -36,7 +36,10 @@ def init(
     port: Annotated[int, typer.Option(min=1, max=65535)] = 9092,
     listen: Annotated[str, typer.Option(help="The address to listen at, where it is not --host.")] = "",
 ) -> None:
-    """Write a Flower app for this experiment, and a folder for each of its clients."""
+    """Write a Flower app and a folder for each client.
+
+    They are of the experiment that the settings describe, as for `fedlens run`.
+    """
     from ..flower.launch import init
 
     more, said = init(folder, words or (), host, port, listen)
@@ -55,7 +58,10 @@ def certs(
         bool, typer.Option("--trial", help="Make every node here, too, for a trial on one machine.")
     ] = False,
 ) -> None:
-    """Make the server's certificate, the coordinator's key, and an invitation for nodes."""
+    """Make the server's certificate and keys, and an invitation.
+
+    Each owner of a node needs the invitation to join.
+    """
     from ..flower.membership import certify
 
     for path in certify(folder, trial=trial):
@@ -71,7 +77,7 @@ def join(
     invitation: Annotated[Path, typer.Argument(help="invitation.json, as the operator has sent it.")],
     client: Annotated[int, typer.Option(min=0, help="The number that the operator gives this node.")],
 ) -> None:
-    """At a node: make its folder and its own key, which never leaves it."""
+    """At a node: make its folder and key; the key never leaves it."""
     from ..flower.membership import join
 
     mine, theirs = join(place, invitation, client)
@@ -101,7 +107,10 @@ def server(
     stay: Stay = False,
     in_memory: Annotated[bool, typer.Option("--in-memory", help="Faster; nodes end when the SuperLink does.")] = False,
 ) -> None:
-    """Print the lines that start the SuperLink, register the nodes and submit the run; or start it."""
+    """Start the server, or print the commands that do.
+
+    They start Flower's SuperLink, register the nodes and submit the run.
+    """
     from ..flower import launch
 
     if start:
@@ -127,7 +136,10 @@ def node(
     stay: Stay = False,
     show: Annotated[bool, typer.Option("--show", help="Say what this node would run and let out.")] = False,
 ) -> None:
-    """Print the lines that start a SuperNode and its guard; or start them."""
+    """Start a node, or print the commands that do.
+
+    They start Flower's SuperNode and the guard, the process that checks every order and does the work.
+    """
     from ..flower import launch
 
     if show:
@@ -173,7 +185,10 @@ def export(
     out: Annotated[str, typer.Option(help="The new folder; without it, `export` in the node's folder.")] = "",
     json: Json = False,
 ) -> None:
-    """A node's personal model for use without FedLens, made here: it never leaves the node."""
+    """At a node: export its personal model.
+
+    It is made at the node, never leaves it, and is used without FedLens.
+    """
     from ..export.folder import check_form
     from ..export.model import trained
     from ..flower.own_model import own_model
@@ -204,7 +219,9 @@ def _node(place: Path) -> Node:
 
 @deploy.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 def run(context: typer.Context, folder: Folder) -> None:
-    """Submit the run, by `flwr run`; after a crash this goes on where it was. More words go to `flwr run`.
+    """Submit the run; after a crash, go on where it was.
+
+    It calls `flwr run`, which gets all further words.
 
     With --stream it stays until the run ends, and fails where the run does.
     """
@@ -225,7 +242,10 @@ def run(context: typer.Context, folder: Folder) -> None:
 
 @deploy.command()
 def status(folder: Folder, json: Json = False) -> None:
-    """What runs, how far the run is, and its bytes beside those that Flower moved."""
+    """What runs, how far it is, and how many bytes were sent.
+
+    Bytes of our messages stand beside those that Flower moved.
+    """
     from ..flower.launch import status
 
     found = status(folder)

@@ -61,7 +61,7 @@ def about(version: Version = False) -> None:
 _GROUPS: dict[str, dict[str, tuple[Callable[..., None] | typer.Typer, str]]] = {
     "Train": {
         "run": (run.run, "Run one experiment; alone, a small one in under a minute."),
-        "resume": (run.resume, "Go on after a crash, to the same bits."),
+        "resume": (run.resume, "Go on after a crash; on a CPU, to the same bits."),
         "compare": (run.compare, "Methods on the same data: verdict, table, curves, costs."),
         "league": (league.league, "Rank methods over many worlds, at an equal budget."),
         "reproduce": (papers.reproduce, "Tables and figures of papers."),

@@ -80,7 +80,7 @@ def resume(
     words: Annotated[list[str] | None, typer.Argument(metavar="[key=value ...]", show_default=False)] = None,
     json: Json = False,
 ) -> None:
-    """Go on after a crash, to the same bits."""
+    """Go on after a crash: on a CPU to the same bits, on a GPU to rounding."""
     from ..simulate import resume as again
 
     _closing(_watched(json, lambda watcher: again.resume(run, tuple(words or ()), watcher=watcher)), json)
