@@ -123,7 +123,7 @@ def damaged(file: Path, rng: Rng) -> None:
     """A file changed, emptied, removed, or something else in its place."""
     change = rng.randrange(12)
     if change < 5 and file.suffix == ".json":
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             file.write_text(json.dumps(rewritten(json.loads(file.read_text()), rng)))
             return
     if change < 8:
