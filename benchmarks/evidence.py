@@ -92,6 +92,8 @@ def _fedxds() -> Iterator[Wanted]:
     # The longest first, so that cells side by side end together.
     yield from (official, longer, replace(table1[1], seed=1), replace(table1[1], seed=2))
     yield from (replace(table1[0], seed=seed) for seed in (1, 2))
+    # FedAvg as the paper prints it: a uniform mean, as its other rows have.
+    yield replace(table1[0], row="fedavg_uniform")
     yield from _optional(alike)
     # The released code whole, its augmentation too, and FedAvg beside it.
     released = f"{MAIN}-randaugment"
@@ -125,7 +127,9 @@ def _fedsls() -> Iterator[Wanted]:
     rows = (("table1", "fedavg"), ("table1", "uniform"), ("table1", "fedsls"), ("switches", "mean"))
     for alpha in ("0.05", "0.1"):
         for seed in (0, 1, 2):
-            yield from (Wanted(f"fedsls/{table}", row, f"cifar10/{alpha}", seed=seed) for table, row in rows)
+            cells = [Wanted(f"fedsls/{table}", row, f"cifar10/{alpha}", seed=seed) for table, row in rows]
+            readings = ("algorithm=fedsls/even",), ("algorithm=fedsls/literal",)
+            yield from (*cells, *(replace(cells[2], words=words) for words in readings))
 
 
 PAPERS = {"fedxds": _fedxds, "spatl": _spatl, "pse": _pse, "fedsls": _fedsls}

@@ -27,7 +27,7 @@ def test_what_is_required_comes_first(evidence):
     assert len({one.key for one in cells}) == len(cells)
     needed = [one.name for one in cells if one.required]
     assert sum(name.startswith("pse/table2") for name in needed) == 11 * 3 * 2
-    assert sum(name.startswith("fedsls") for name in needed) == 4 * 2 * 3
+    assert sum(name.startswith("fedsls") for name in needed) == 6 * 2 * 3
     assert sum(name.startswith("spatl") for name in needed) == 2 * (6 + 4)
 
 
