@@ -103,7 +103,7 @@ def page(rows: dict[str, dict[str, Any]]) -> str:
     first, second = rows["first"], rows["second"]
     same = "the same" if first["checksum"] == second["checksum"] else "OTHER"
     names = {
-        "seconds": "seconds",
+        "seconds": "seconds by the clock",
         "cpu_seconds": "CPU seconds, all processes",
         "anonymous_mib_peak": "memory of its own at most, MiB",
         "anonymous_mib_before": "of these before it began, MiB",
@@ -116,15 +116,21 @@ def page(rows: dict[str, dict[str, Any]]) -> str:
         [
             "# Many small images",
             "",
-            f"{first['images']:,} JPEG files in a folder for each of ten classes, real images repeated, made 32 x 32. "
-            f"{machine['cores']} cores; mean load of the last five minutes at the end: {machine['load']}.",
+            f"Decoding {first['images']:,} JPEG files took {first['cpu_seconds']:.0f} seconds of the processor, once; "
+            f"a later start takes {second['cpu_seconds']:.0f}. Memory of its own was {first['anonymous_mib_peak']} MiB at "
+            f"most, and {first['anonymous_mib_before']} before it began; each process that decodes has "
+            f"{first['largest_child_mib']} MiB at most.",
+            "",
+            "The files are real images, repeated, in a folder for each of ten classes, and made 32 x 32. "
+            f"{machine['cores']} cores, shared with other programs: the mean load of the last five minutes was "
+            f"{machine['load']} at the end. Seconds by the clock say as much of that load as of the work.",
             "",
             "| measured | first start (decodes) | second start |",
             "| --- | ---: | ---: |",
             *lines,
             "",
             f"Both starts give {same} images, by their checksum. Written by "
-            "`python benchmarks/many_images.py --page results/images.md`.",
+            "`python benchmarks/many_images.py --json results/data/images.json --page results/images.md`.",
             "",
         ]
     )
