@@ -117,8 +117,8 @@ def page(rows: dict[str, dict[str, Any]]) -> str:
             "# Many small images",
             "",
             f"Decoding {first['images']:,} JPEG files took {first['cpu_seconds']:.0f} seconds of the processor, once; "
-            f"a later start takes {second['cpu_seconds']:.0f}. Memory of its own was {first['anonymous_mib_peak']} MiB at "
-            f"most, and {first['anonymous_mib_before']} before it began; each process that decodes has "
+            f"a later start takes {second['cpu_seconds']:.0f}. Memory of its own was {first['anonymous_mib_peak']} MiB "
+            f"at most, and {first['anonymous_mib_before']} before it began; each process that decodes has "
             f"{first['largest_child_mib']} MiB at most.",
             "",
             "The files are real images, repeated, in a folder for each of ten classes, and made 32 x 32. "
