@@ -476,6 +476,29 @@ def test_a_killed_server_goes_on_in_the_middle_of_a_round(dies_at, tmp_path):
 
 
 @needs_flower
+def test_a_killed_server_that_has_lost_its_journal_gets_the_same_answers(tmp_path):
+    """Nodes with noise of their own know the order again: the same bytes, and one release in the ledger."""
+    settings = words(tmp_path, "fedavg", *DP, "cohort=3")
+    own = [{"is": "npz", "path": str(digits(tmp_path / f"own{client}.npz", seed=client))} for client in range(3)]
+
+    def three() -> list[dict]:
+        return [{"node": str(node_file(tmp_path, client, data=data))} for client, data in enumerate(own)]
+
+    first = Grid(three(), dies_at=5)  # in round 2, when two have answered
+    with pytest.raises(KeyboardInterrupt):
+        deployed(tmp_path / "real", settings, first)
+    shutil.rmtree(tmp_path / "real" / "journal")
+    second = Grid(three())
+    deployed(tmp_path / "real", settings, second)
+    again = Counter((node, payload.notes["order"]["round"]) for node, payload in (*first.tasks, *second.tasks))
+    assert again[100, 1] == again[101, 1] == 2  # asked twice
+    for client in range(3):
+        book = Node.read(tmp_path / f"node-{client}.yaml").ledger
+        assert book is not None
+        assert [line["round"] for line in book.lines() if line["kind"] == "booked"] == [1, 2, 3]
+
+
+@needs_flower
 def test_a_repeated_round_starts_from_the_memory_before_it(tmp_path):
     """The journal is lost with the server: clients that had answered train the round again, to the same bits."""
     settings = words(tmp_path, "scaffold", "cohort=3", "evaluate.personal=none")
@@ -668,7 +691,7 @@ def test_tasks_that_are_no_orders_get_an_error_and_the_guard_lives_on(monkeypatc
     honest = [from_records(reply.content).notes for reply in pushed if not reply.has_error()]
     assert honest == [{"client": 0}] * 2 and len(ended) == len(kinds) + 3
     assert any("a task failed: NotRunning" in line for line in said)
-    assert any("the end of a task was not told" in line for line in said)
+    assert any("was not told that a task has ended" in line for line in said)
 
 
 @needs_flower

@@ -341,6 +341,17 @@ def test_two_questions_do_not_cancel_the_noise(tmp_path):
     assert [line["kind"] for line in ledger.lines()] == ["booked", "sent"] * len(orders)
 
 
+def test_the_same_order_may_have_its_leaves_in_another_order(tmp_path):
+    """As a server's that goes on from a checkpoint. Before: it got new noise, and the owner paid twice."""
+    found = world(tmp_path, *DP)
+    node, payload = found.node(), found.work()
+    turned = Payload(payload.notes, {name: dict(reversed(tree.items())) for name, tree in payload.trees.items()})
+    assert [*turned.trees["download"]] != [*payload.trees["download"]]
+    assert node.answer(turned)[0] == node.answer(payload)[0]
+    ledger = node.node.ledger
+    assert ledger is not None and [line["kind"] for line in ledger.lines()] == ["booked", "sent"]
+
+
 def test_a_nodes_noise_has_the_mean_and_variance_of_the_simulations(tmp_path):
     """Same settings, same data: what is drawn differs, how it is distributed does not. Bounds of four deviations."""
     found = world(tmp_path, *DP, "uplink.norm=0.001", "uplink.multiplier=100")

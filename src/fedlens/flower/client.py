@@ -28,7 +28,7 @@ from ..engines.process import keep_freed_memory
 from ..engines.sequential import Sequential
 from ..experiment import Experiment, to_device
 from .contract import Timetable, check_look, check_order, check_size, digest, experiment_of, job_of, version
-from .messages import DamagedMessage, Leaves, Payload, from_bytes, leaves_of, to_bytes, tree_of
+from .messages import DamagedMessage, Leaves, Payload, from_bytes, leaves_of, to_bytes, tree_digest, tree_of
 from .node import Node, check_privacy, price
 from .own_model import NEWEST, newest
 
@@ -87,7 +87,7 @@ class Trainer:
         order, download = check_order(notes.get("order")), payload.trees.get("download", {})
         # By node, too: two that share a ledger must not take each other's orders for their own.
         mine = self.node.client, self.node.storage
-        asked = digest(contract, order, to_bytes(Payload({}, {"": download})), mine)
+        asked = digest(contract, order, tree_digest(download), mine)  # however its leaves are ordered
         folder = self._folder(contract["run"])
         if (stored := self._stored(folder, asked)) is not None:
             if (ledger := self.node.ledger) is not None:  # the node may have been killed before it wrote this down

@@ -104,7 +104,7 @@ def turns(acquire: Callable[[], Any], connect: Callable[[str], Any], answer: Ans
             got, failed = acquire(), 0
         except Exception as error:  # a SuperNode that is being started anew; one that stays away ends the guard, too
             failed += 1
-            say(f"the SuperNode gives no task: {type(error).__name__}: {error}")
+            say(f"the SuperNode did not hand out a task: {type(error).__name__}: {error}")
             if failed > _PATIENCE:
                 raise
             time.sleep(1.0)
@@ -205,7 +205,7 @@ def _end(line: Any, beat: Any, context: Any, done: bool) -> None:
     try:
         push_task_output(line, context, SubStatus.COMPLETED if done else SubStatus.FAILED, "" if done else "refused")
     except BaseException as error:  # its SuperNode may have been killed; the next one is asked for tasks as before
-        say(f"the end of a task was not told: {type(error).__name__}: {error}")
+        say(f"Flower was not told that a task has ended: {type(error).__name__}: {error}")
     line.close()
 
 

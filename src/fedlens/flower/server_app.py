@@ -122,7 +122,7 @@ class _Book:
         if len(rows) == len(ours) > 0:
             self.folder.write_json("flower.json", {"flower": rows})
         elif ours:
-            self.folder.log("note: Flower does not say how many bytes it has moved")
+            self.folder.log("note: Flower did not report how many bytes it sent")
 
 
 def _folder(experiment: Experiment) -> RunFolder:
