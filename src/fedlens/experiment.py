@@ -51,8 +51,8 @@ class LocalTraining:
     epochs: Number = 1  # epochs of a client in a round
     steps: Count | None = None  # steps of a client in a round, in place of epochs
     batch_size: Count = 32  # images of a step
-    optimizer: Literal["sgd", "adam"] = "sgd"  # how clients step
-    lr: Positive = 0.01  # the rate of clients' steps
+    optimizer: Literal["sgd", "adam"] = "sgd"  # optimizer of clients
+    lr: Positive = 0.01  # learning rate of clients' steps
     momentum: Momentum = 0.9  # of sgd; starts at zero each round
     weight_decay: NonNegative = 0.0  # how much weights shrink, times the rate
     schedule: Schedule = Schedule()  # of the rate, over rounds
@@ -69,7 +69,7 @@ class Evaluation:
     """When models are evaluated, and which."""
 
     every: Number = 1  # rounds between evaluations of the global model; 0: only after the last round
-    closing: Number = 0  # last rounds that are all looked at, whatever `every` says
+    closing: Number = 0  # last rounds that are all evaluated, whatever `every` says
     personal: Literal["both", "before", "after", "none"] = "both"  # personal models, before or after local training
     personal_every: Number = 0  # rounds between evaluations of them; 0: only after the last round
     last: Count = 10  # the closing mean is over this many last evaluations
@@ -77,7 +77,7 @@ class Evaluation:
     measures: Literal["accuracy", "all"] = "accuracy"  # all: balanced accuracy, AUROC, ECE, and each class, too
     validation: Share = 0.0  # of each client's training images, kept for choosing the best round; 0: none is chosen
     watch: str = "loss"  # decides which is best: accuracy, loss, balanced_accuracy, auroc, ece; of a class: auroc/ill
-    patience: Number = 0  # evaluations on them without a better one after which the run ends; 0: it never ends early
+    patience: Number = 0  # validation results in a row without a better one that end the run; 0: never
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Execution:
     FIXED: ClassVar = (*AFFECTS_RESULTS, "transcript", "out")
 
     devices: Devices | None = None  # what clients run on, for simulated seconds; changes nothing that is learned
-    engine: Literal["auto", "sequential", "workers", "lanes", "ray"] = "auto"  # all give the same bits
+    engine: Literal["auto", "sequential", "workers", "lanes", "ray"] = "auto"  # on a CPU all give the same bits
     workers: Number = 0  # processes, or actors of engine=ray; 0: one per core (ray on GPUs: one per GPU)
     ray: RayCluster = RayCluster()
     lanes: Number = 0  # clients side by side on a GPU; 0: as many as fit
@@ -158,7 +158,7 @@ class Experiment:
     attack: Attack | None = None  # hostile clients, in simulation
     policy: RoundPolicy = RoundPolicy()  # whom a round asks, how long it waits, when it counts
     faults: Faults = Faults()  # what goes wrong on the way, in simulation
-    augment: Augment = "none"  # how training images are moved
+    augment: Augment = "none"  # how training images are augmented
     evaluate: Evaluation = Evaluation()  # when models are evaluated, and which
     seed: int = 0  # of all that is drawn; the same seed gives the same bits
     execution: Execution = Execution()  # where and how it is computed

@@ -249,7 +249,7 @@ def test_a_killed_comparison_goes_on(nursery, tmp_path):
     assert 1 <= len(first) < 4
     said = nursery("compare", *words, cwd=tmp_path)
     assert said.code == 0, said.err
-    assert f"{len(first)} of 4 runs were there already" in said.out
+    assert f"{len(first)} of 4 runs are complete already" in said.out
     assert all(path.stat().st_mtime_ns == when for path, when in first.items())
     assert len(list(out.glob("*/seed*/result.json"))) == 4 and (out / "report.html").exists()
     alone = tmp_path / "alone"

@@ -162,7 +162,7 @@ def test_a_setting_in_words(cards):
         "| `algorithm.share` | `0.5` | number ≥ 0 and ≤ 1 | of what |",
         "| `algorithm.way` | `up` | `up`, `down` |  |",
         "| `algorithm.most` | none | number > 0 or none |  |",
-        "| `algorithm.server_lr` | `1.0` | number > 0 | of the mean delta |",
+        "| `algorithm.server_lr` | `1.0` | number > 0 | learning rate of the server, times the mean update |",
     ]
 
 

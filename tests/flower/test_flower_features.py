@@ -196,7 +196,7 @@ def test_flowers_own_count_is_kept_with_the_run(tmp_path, monkeypatch):
     asked["settings"] = settings.replace("/real", "/other")
     server_app.federate(flower.Grid(flower.nodes(tmp_path)), asked, flower_run=7)  # pyright: ignore
     assert gather([tmp_path / "other"])["runs"][0]["flower"]["moved"] is None
-    assert "does not say how many bytes" in Path(tmp_path / "other" / "log.txt").read_text()
+    assert "did not report how many bytes" in Path(tmp_path / "other" / "log.txt").read_text()
 
 
 def test_one_node_with_data_of_its_own_is_enough_for_nobody_to_know_the_split(tmp_path):

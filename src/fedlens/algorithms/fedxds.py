@@ -90,7 +90,7 @@ class FedXDS:
     warmup_augment: bool = True  # whether images of the warm-up are augmented, as `augment` says; released code: not
     continue_from_warmup: bool = False  # train on from the warm-up's model instead of the first weights
     attribution: Literal["lrp", "ig", "smoothgrad", "inputxgrad", "random"] = "lrp"  # how pixels are scored
-    lrp: Literal["epsilon_plus_flat", "epsilon"] = "epsilon_plus_flat"  # its rules
+    lrp: Literal["epsilon_plus_flat", "epsilon"] = "epsilon_plus_flat"  # rules of LRP
     ig: Literal["midpoint", "right", "legendre"] = "midpoint"  # where integrated gradients look; right: released code
     target: Literal["true", "pred", "batch_labels"] = "true"  # batch_labels: every class of a batch, as released code
     attribution_model: Literal["global", "local"] = "global"  # local: after the last warm-up round's local training
@@ -99,10 +99,8 @@ class FedXDS:
     absolute: bool = False  # large negative attributions are kept, too
     sparsity: Percent = 70  # s, per cent of pixels that are dropped
     mask_epsilon: Positive | None = None  # randomised response on each bit of a mask
-    clip_norm: Positive | None = 10.0  # C; none: images are not clipped
-    accounting: Accounting = (
-        "ordinary"  # what is stated: of any two images; as printed; by distance; ordinary, as asked
-    )
+    clip_norm: Positive | None = 10.0  # length that images are clipped to; none: not clipped
+    accounting: Accounting = "ordinary"  # what epsilon means: see docs/privacy-fedxds.md
     epsilon: Positive = 20.0  # of the shared images; smaller is more private
     delta: Open = 1e-5  # the paper gives none
     sigma: NonNegative | None = None  # of the noise; None: from accounting, epsilon and delta

@@ -80,8 +80,8 @@ class SPATL(Algorithm):
     constraint: Constraint = "flops"  # of the sub-model; params: of the filters that are sent
     budget: Ratio = 0.8  # the share of it that is left
     keep_floor: Ratio = 0.1  # the least share of a layer's filters
-    spend: bool = False  # what the agent takes away is made less until the budget is spent: a step of it takes too much
-    settle: bool = False  # sub-models are judged with statistics of norms of their own: over 256 images, or fewer
+    spend: bool = False  # prune less until the budget is used exactly; one agent step overshoots
+    settle: bool = False  # evaluate sub-models with BatchNorm statistics re-estimated over at most 256 images
     private: Private = "predictor"  # as_released: and the stem of a residual network; none: no transfer
     control_scale: NonNegative = 1.0  # 0: no gradient control
     control_at: Literal["grad", "post_step"] = "grad"  # added to the gradient, or to the weights after each step

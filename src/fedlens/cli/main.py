@@ -63,7 +63,7 @@ _GROUPS: dict[str, dict[str, tuple[Callable[..., None] | typer.Typer, str]]] = {
         "run": (run.run, "Run one experiment; alone, a small one in under a minute."),
         "resume": (run.resume, "Go on after a crash; on a CPU, to the same bits."),
         "compare": (run.compare, "Methods on the same data: verdict, table, curves, costs."),
-        "league": (league.league, "Rank methods over many worlds, at an equal budget."),
+        "league": (league.league, "Compare methods over many settings, at an equal budget."),
         "reproduce": (papers.reproduce, "Tables and figures of papers."),
     },
     "Choose": {

@@ -105,7 +105,7 @@ class Board:
         self.lines, self.there = {name: Line(name, count) for name, count in rounds.items()}, there
         self.began, self.known, self._left_said = 0.0, set(), False
         if there:
-            self.say(f"{there} of {there + len(rounds)} runs were there already")
+            self.say(f"{there} of {there + len(rounds)} runs are complete already")
 
     def add(self, name: str, rounds: int) -> None:
         """One more, where not all were known at first."""

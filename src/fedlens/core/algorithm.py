@@ -125,7 +125,7 @@ def disclosures(algorithm: Any) -> dict[str, str]:
 class Algorithm:
     """Hyper-parameters as fields, behaviour as pure hooks. The defaults are FedAvg."""
 
-    server_lr: Positive = field(default=1.0, kw_only=True)  # of the mean delta
+    server_lr: Positive = field(default=1.0, kw_only=True)  # learning rate of the server, times the mean update
     default_weighting: ClassVar[Callable] = by_examples
     needs_effective_steps: ClassVar[bool] = False  # True: it divides the local path by optimizer.effective_steps(steps)
     wants_momentum: ClassVar[bool] = True  # False: its rule is of plain local steps, and a run with others says so

@@ -24,7 +24,7 @@ class RoundPolicy:
     retries: Number = 0  # times that those who are silent are asked again while there are fewer replies than that
     max_failures: Number = 0  # rounds in a row without a usable reply, after which a client rests; 0: never
     cooldown: Count = 10  # rounds that it rests
-    max_reply_mib: Positive = 1024.0  # MiB of a reply
+    max_reply_mib: Positive = 1024.0  # MiB; a larger reply is refused
     max_weight_share: Open | None = None  # the largest share of a round that one client's weight may have
 
     def asked(self, cohort: Sequence[int], population: int, client_status: Tree, round: int, key: int) -> Sequence[int]:

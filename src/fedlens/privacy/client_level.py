@@ -33,7 +33,7 @@ class ClientPrivacy(Transform):
     """
 
     name: ClassVar = "dp"
-    norm: Positive = 1.0  # C
+    norm: Positive = 1.0  # length that every update is clipped to (C)
     multiplier: Positive = 1.0  # standard deviation on each upload, in units of norm
     delta: Open = 1e-5  # of the promise
     trust: Literal["nobody", "aggregator"] = "nobody"  # who may see single uploads
