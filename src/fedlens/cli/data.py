@@ -73,7 +73,10 @@ def data_show(
     width: Width = "3.3in",
     json: Json = False,
 ) -> None:
-    """Draw a split: data=cifar10 partition.alpha=0.1 clients=100 ..."""
+    """Draw who owns which images.
+
+    Settings are those of `fedlens run`, such as data=cifar10 partition.alpha=0.1 clients=100.
+    """
     from dataclasses import asdict
 
     from .. import config
