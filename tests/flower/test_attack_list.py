@@ -11,7 +11,7 @@ PAGE = HERE.parents[1] / "docs" / "trust.md"
 
 def rows() -> list[tuple[str, str, bool]]:
     """(attack, test, whether it runs over a real SuperLink) of the page's table."""
-    text = PAGE.read_text().partition("## Attacks that are tests")[2].partition("\n## ")[0]
+    text = PAGE.read_text().partition("## Attacks covered by tests")[2].partition("\n## ")[0]
     cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in text.splitlines() if line[:1] == "|"]
     assert all(len(row) == 5 for row in cells) and cells[0][-1].startswith("test")
     return [(row[0].strip("| "), row[-1].strip("`*| "), "*" in row[-1]) for row in cells[2:]]
