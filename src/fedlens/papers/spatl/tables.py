@@ -124,7 +124,7 @@ SAYS = (
     "(-client). The released code balances sizes as it draws (-balanced), where it is asked for a skewed split.",
     "The agent is updated every 20 search steps, 20 epochs at a time; gamma 0.99, clip 0.2, deviation of actions 0.5, "
     "Adam 3e-4. It goes on learning over rounds, and begins to converge at about 40 updates.",
-    "Controls begin at zero. Table 1 is of runs to 80 %, 200 rounds at most: add `rounds=200`.",
+    "Controls begin at zero. Table 1 is of runs to 80 %, 200 rounds at most: so is `spatl/bytes`.",
 )
 LEAVES_OPEN = (
     "Local 'rounds': read as epochs. Batch 64, momentum 0.9, decay 1e-5, crop and flip: the released code's. It pads "
