@@ -606,6 +606,7 @@ def test_cost_of_a_pass_by_hand(eye):
     assert found.forward_operations == 2 * 6 * (one + two + head)
     assert found.all_operations >= found.forward_operations + 2 * 6 * (two + head)
     assert found.map_bytes == 6 * 4 * (64 + 36) and found.channel_bytes == 6 * 4 * (5 * 64 + 4 * 36)
+    assert found.first_map_bytes == 6 * 4 * 64 and found.first_channel_bytes == 6 * 4 * 5 * 64
 
 
 def test_peak_memory_is_measured():

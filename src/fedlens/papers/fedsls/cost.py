@@ -31,6 +31,8 @@ class PassCost:
     peak_bytes: int  # beyond the network and the images
     map_bytes: int  # of the channel means of all layers, if they were stored
     channel_bytes: int  # of all their channels
+    first_map_bytes: int  # the same of the first layer
+    first_channel_bytes: int
     seconds: float
 
 
@@ -49,7 +51,8 @@ class WeighingCost:
 def pass_cost(net: Network, weights: Tree, x: Tensor, y: Tensor) -> PassCost:
     layer_saliency(net, weights, x[:1], y[:1])  # libraries load what they need
     peak, seconds, _ = measured(lambda: layer_saliency(net, weights, x, y), x.device)
-    maps, channels = _layer_sizes(net, weights, x[:1])
+    layers = _layer_sizes(net, weights, x[:1])
+    maps, channels = (sum(sizes) for sizes in zip(*layers, strict=True))
     return PassCost(
         len(x),
         operations(lambda: net(weights, x)),
@@ -57,6 +60,7 @@ def pass_cost(net: Network, weights: Tree, x: Tensor, y: Tensor) -> PassCost:
         peak,
         maps * 4 * len(x),
         channels * 4 * len(x),
+        *(size * 4 * len(x) for size in layers[0]),
         seconds,
     )
 
@@ -113,15 +117,14 @@ def _resident(reset: bool = False) -> int:
     return peak if sys.platform == "darwin" else 1024 * peak
 
 
-def _layer_sizes(net: Network, weights: Tree, one: Tensor) -> tuple[int, int]:
-    """Numbers in the maps of all convolutions of one image: channel means, and all channels."""
-    maps = channels = 0
+def _layer_sizes(net: Network, weights: Tree, one: Tensor) -> list[tuple[int, int]]:
+    """Numbers in the maps of each convolution of one image: channel means, and all channels."""
+    found = []
 
     def count(step: Operation, out: Tensor) -> Tensor:
-        nonlocal maps, channels
-        maps, channels = maps + out[0, 0].numel(), channels + out[0].numel()
+        found.append((out[0, 0].numel(), out[0].numel()))
         return out
 
     with torch.no_grad(), Rewriting(net, [(CONVOLUTIONS, count)]):
         net(weights, one)
-    return maps, channels
+    return found
