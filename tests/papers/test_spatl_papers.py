@@ -91,6 +91,14 @@ def out(words, tmp_path_factory):
     patch.undo()
 
 
+def test_rounds_of_table_1_and_of_figure_4(tmp_path):
+    """Section 4.3 trains until 80 %, 200 rounds at most; section 4.2 for 100."""
+    known = reproducible()
+    for name, words, expected in (("bytes", (), 200), ("bytes", ("rounds=3",), 3), ("figure4", (), 100)):
+        cells = known[f"spatl/{name}"].runs(Wanted(words, 0, tmp_path / "spatl" / name, columns=("resnet20",)))
+        assert {cell.experiment.rounds for cell in cells} == {expected}
+
+
 def told(out, name):
     return json.loads((out / "spatl" / f"{name}.json").read_text(), parse_constant=lambda word: pytest.fail(word))
 
