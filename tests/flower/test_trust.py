@@ -20,7 +20,7 @@ from fedlens.core.tree import Tree
 from fedlens.engines.sequential import Sequential
 from fedlens.flower import client, guard
 from fedlens.flower.client import Trainer
-from fedlens.flower.contract import check_size, contract, experiment_of, order_of
+from fedlens.flower.contract import check_order, check_size, contract, experiment_of, order_of
 from fedlens.flower.ledger import ReleaseLedger, Spent
 from fedlens.flower.messages import Payload, leaves_of, tree_of
 from fedlens.flower.node import Budget, Node, Policy
@@ -149,6 +149,21 @@ def text_fields() -> list[tuple[str, str, str]]:
             hints = typing.get_type_hints(cls)
             found += [(kinds[kind], name, f.name) for f in fields(cls) if kind in kinds and hints[f.name] is str]
     return found
+
+
+def test_a_version_that_no_log_can_hold_is_refused_in_words():
+    with pytest.raises(BadInput, match="install the same version") as refused:
+        experiment_of({"version": "\ud800"})
+    assert str(refused.value).isprintable()
+
+
+@pytest.mark.parametrize("name", ["round", "at", "since", "seed", "shared", "stage", "look"])
+def test_an_order_that_lacks_something_is_refused(name):
+    order = {"round": 0, "at": 0, "since": 0, "seed": 0, "shared": "", "stage": 0, "look": None}
+    assert check_order(order) == order
+    del order[name]
+    with pytest.raises(BadInput, match="the order is damaged"):
+        check_order(order)
 
 
 def test_contracts_import_and_open_nothing(tmp_path, monkeypatch):

@@ -100,7 +100,7 @@ def experiment_of(contract: dict[str, Any], allowed: Collection[str] = ()) -> Ex
     """
     if contract.get("version") != __version__:
         theirs = str(contract.get("version"))[:20]
-        raise BadInput(f"the server runs fedlens {theirs}, this node {__version__}: install the same version on both")
+        raise BadInput(f"the server runs fedlens {theirs!r}, this node {__version__}: install the same version on both")
     asked = contract.get("experiment")
     if not isinstance(asked, dict) or not all(isinstance(key, str) for key in asked):
         raise BadInput("the contract has no experiment")
@@ -215,7 +215,7 @@ def check_order(order: Any) -> dict[str, Any]:
     numbers = [given.get(name) for name in ("round", "at", "since", "seed", "stage")]
     numbers += [value for value in look.values() if value is not None] if isinstance(look, dict) else []
     fine = look is None or (isinstance(look, dict) and look.keys() == {"epochs", "steps", *_ABOUT})
-    if not (fine and isinstance(given.get("shared"), str) and all(type(value) is int for value in numbers)):
+    if not ("look" in given and fine and isinstance(given.get("shared"), str) and all(type(value) is int for value in numbers)):
         raise BadInput("the order is damaged: it does not say which round it is")
     return given
 
