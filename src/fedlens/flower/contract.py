@@ -214,8 +214,9 @@ def check_order(order: Any) -> dict[str, Any]:
     look = given.get("look")
     numbers = [given.get(name) for name in ("round", "at", "since", "seed", "stage")]
     numbers += [value for value in look.values() if value is not None] if isinstance(look, dict) else []
-    fine = look is None or (isinstance(look, dict) and look.keys() == {"epochs", "steps", *_ABOUT})
-    if not ("look" in given and fine and isinstance(given.get("shared"), str) and all(type(value) is int for value in numbers)):
+    fine = "look" in given and isinstance(given.get("shared"), str)
+    fine &= look is None or (isinstance(look, dict) and look.keys() == {"epochs", "steps", *_ABOUT})
+    if not (fine and all(type(value) is int for value in numbers)):
         raise BadInput("the order is damaged: it does not say which round it is")
     return given
 
