@@ -25,7 +25,7 @@ class SubModel:
     client: int
     flops: float
     parameters: float  # of the smaller network
-    sent: float  # of the parameters of convolutions: the paper's "sparsity ratio"
+    sent: float  # of the parameters of convolutions; the paper's "sparsity ratio" is of all parameters
     bytes: float  # of the client's last upload, controls and headers included
     latency: float  # measured here, one thread of a CPU or the GPU; may not have been asked for
     accuracy: float  # on the images that rewards were measured on

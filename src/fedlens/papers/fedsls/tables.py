@@ -97,7 +97,7 @@ SAYS = (
     "ResNet18, on Tiny-ImageNet ResNet50, from PyTorch's ImageNet weights; 100 clients, 10 of them a round.",
     "SGD of rate 0.01; 2,000 rounds, on Tiny-ImageNet 1,000; tau 0.5.",
     "Dirichlet label skew, as in Hsu et al., 2020, where all clients have as many images (-client). The other columns "
-    "cut each class by its own draw, so that sizes differ.",
+    "cut each class by its own draw, so that sizes differ: so do figures 1 and 4 here.",
     "A synchronisation interval of 10; 20,000 'epochs', of whose last 200 accuracy is the mean.",
     "Runs: by the text 10 experiments with 5 seeds, by the caption three trials with five.",
 )
@@ -107,6 +107,7 @@ LEAVES_OPEN = (
     "Batch size, momentum, decay: 64, none, none, the defaults of GradMA's code, whose terms the text uses. "
     "Augmentation: crop and flip.",
     "Epochs of the copy that is thrown away ('a few preliminary training rounds'): 5. The score: the label's logit.",
+    "Which convolutions are layers: all in the order in which they run, those of shortcuts, too.",
     "The norm: equation 6 has a square root too many, and is read without it; `fedsls/literal` has it.",
     "Baselines' own settings: our defaults. How FedSL makes images smaller: average pooling.",
 )

@@ -105,6 +105,7 @@ LEAVES_OPEN = (
     "Kernels, pooling, hidden units: 3 x 3, a max-pool after each convolution, 128. Augmentation: none.",
     "What attends: channels, as 'channel-wise similarity' and the root of w h say. The sizes of equation 6 say places: "
     "`model.tokens=spatial`. Heads are four groups of channels, projections 1 x 1 convolutions over all channels.",
+    "Whether position counts in prediction, 'the self-attention mode': it does. Equation 6, the baselines', has none.",
     "Where a map is tapped: at the convolution's output, as F = W * F and 'the output of the last convolutional "
     "layer' read. After its ReLU is `algorithm.tap=relu`, our default.",
     "Whose mean the threshold is: each layer's own. Whether equation 3 asks the predictions of training or of each "

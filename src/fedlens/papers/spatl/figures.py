@@ -146,7 +146,8 @@ def submodels(wanted: Wanted) -> list[Path]:
     head, lines = _costs(by_rule, titles, paper)
     notes = [
         "flops, parameters: of the smaller network; sent: parameters of kept filters, of those of convolutions (the "
-        "paper's sparsity ratio); bytes: of the last upload, of one of all filters, controls included.",
+        "paper's sparsity ratio is of all parameters); bytes: of the last upload, of one of all filters, controls "
+        "included.",
         f"latency: of the sliced network, batches of 32, on {device_name()}.",
         "Rows without a client are means. Smallest norms, every layer alike: what is trained, cut down to the same "
         "budget by a rule that asks no client and searches nothing; nobody sends that.",
