@@ -74,7 +74,8 @@ class FedXDS:
     not give delta, here 1e-5, nor the class that is explained ("the model's prediction"), here the label's. The rounds,
     epochs and clients of the warm-up are the released code's, and so are the points of integrated gradients and
     SmoothGrad. It leaves open whether training goes on from the warm-up's model: it starts afresh, as in the code.
-    Shared batches are drawn with replacement.
+    Sparsity counts the pixels that are dropped, as in the code; by equation 8, "the s-th largest value", it would be
+    those that stay. Shared batches are drawn with replacement.
 
     The released code is fedxds/official, but for these. There the other attributions start from all logits, "Gradient"
     lacks the factor of the input, and SmoothGrad does not run. A mask keeps one pixel more, and a constant map gives no
