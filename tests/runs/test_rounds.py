@@ -326,12 +326,12 @@ def test_evaluations_are_due_by_rounds_of_training():
     """One round of weighing must not move all evaluations of a method by one."""
     words = ("rounds=7", "algorithm=fedsls+ft", "evaluate.every=3", "evaluate.closing=2", "evaluate.personal_every=2")
     experiment = config.read(None, [*words])  # round 1 weighs, 9 fine-tunes
-    seen = Evaluations(experiment, None, None, None, None)
+    seen = Evaluations(experiment, None, None, "accuracy", None, None)
     seen._of_global = lambda server, job: server.round
     due = []
     for round in range(1, 10):
         seen.newest = None
-        seen.of_global(SimpleNamespace(round=round), None)
+        assert not list(seen.of_global(SimpleNamespace(round=round), None))
         due += [seen.newest] if seen.newest else []
     assert due == [4, 7, 8, 9]
     assert [round for round in range(1, 10) if seen._is_due(round, 2)] == [3, 5, 7, 9]
