@@ -322,6 +322,33 @@ def _elsewhere() -> list[Grid]:
     ]
 
 
+def _weights() -> Grid:
+    """Figure 2c, by both readings of lambda."""
+    return Grid(
+        "fedxds/figure2c",
+        "the weight of shared data",
+        {
+            **{
+                lam: Row((*FEDXDS, "algorithm.mix=convex", f"algorithm.lam={lam}"))
+                for lam in ("0", "0.25", "0.5", "0.75", "1")
+            },
+            **{f"{lam} (printed sum)": Row((*FEDXDS, f"algorithm.lam={lam}")) for lam in ("0.5", "1")},
+        },
+        {f"{data}/K10/0.1": EVERY[f"{data}/K10/0.1"] for data in TARGETS},
+        WORDS,
+        {
+            (f"{lam}{reading}", "cifar10/K10/0.1"): Reported(said)
+            for lam, said in {"0": 72.9, "0.5": 83.46, "1": 61.18}.items()
+            for reading in ("", " (printed sum)")
+            if lam != "0" or not reading  # both are FedAvg there
+        },
+        notes=(
+            "Section 7.3 takes lambda from equation 11, a sum, and calls 1 equal weight (the rows so named). The "
+            "other rows are convex: under the sum a weight of 1 could hardly fall below FedAvg.",
+        ),
+    )
+
+
 def _by_setting() -> list[Grid]:
     """Tables 5 and 6, figures 2c and 2d, and which part of the method helps."""
     main = {"cifar10/K10/0.1": EVERY["cifar10/K10/0.1"]}
@@ -347,29 +374,7 @@ def _by_setting() -> list[Grid]:
             reported(_TABLE6, by_attribution),
             notes=(_PRIVACY,),
         ),
-        Grid(
-            "fedxds/figure2c",
-            "the weight of shared data",
-            {
-                **{
-                    lam: Row((*FEDXDS, "algorithm.mix=convex", f"algorithm.lam={lam}"))
-                    for lam in ("0", "0.25", "0.5", "0.75", "1")
-                },
-                **{f"{lam} (printed sum)": Row((*FEDXDS, f"algorithm.lam={lam}")) for lam in ("0.5", "1")},
-            },
-            {f"{data}/K10/0.1": EVERY[f"{data}/K10/0.1"] for data in TARGETS},
-            WORDS,
-            {
-                (f"{lam}{reading}", "cifar10/K10/0.1"): Reported(said)
-                for lam, said in {"0": 72.9, "0.5": 83.46, "1": 61.18}.items()
-                for reading in ("", " (printed sum)")
-                if lam != "0" or not reading  # both are FedAvg there
-            },
-            notes=(
-                "Section 7.3 takes lambda from equation 11, a sum, and calls 1 equal weight (the rows so named). The "
-                "other rows are convex: under the sum a weight of 1 could hardly fall below FedAvg.",
-            ),
-        ),
+        _weights(),
         Grid(
             "fedxds/figure2d",
             "warm-up rounds",
