@@ -29,7 +29,7 @@ from .core.located import Located, as_typed
 from .core.names import is_text, strangers_may_name
 from .core.optimizer import SCHEDULES, Schedule
 from .core.transform import TRANSFORMS, Transform
-from .core.yaml_dialect import Dumper, parse_yaml, read_yaml
+from .core.yaml_dialect import Dumper, levels, parse_yaml, read_yaml
 from .data import DATASETS, OWN_FILES, PARTITIONS, DataSource, Partition
 from .data.partition.base import ByUser
 from .devices.profiles import DEVICES, Devices
@@ -151,7 +151,7 @@ def is_section(word: str) -> bool:
 
 def _canonical(key: str) -> str:
     """What a key is called here; one that other tools call by another name may have fields, too."""
-    words = key.removeprefix("execution.").split(".")
+    words = levels(key.removeprefix("execution."))
     for count in range(len(words), 0, -1):
         if (name := ".".join(words[:count])) in ALIASES:
             return ".".join([ALIASES[name], *words[count:]])
@@ -172,7 +172,7 @@ def merged(raw: dict[str, Any], pairs: Iterable[tuple[str, Any]]) -> dict[str, A
 
 def _put(raw: dict[str, Any], key: str, value: Any) -> None:
     """Set a dotted key. A part named by a word, or a list of parts, becomes a dictionary when a field of it is set."""
-    *parents, last = key.split(".")
+    *parents, last = levels(key)
     for parent in parents:
         inner = raw.get(parent)
         raw[parent] = dict(inner) if isinstance(inner, dict) else {} if inner is None else {"is": inner}

@@ -75,6 +75,14 @@ def test_a_long_word_is_not_said_again(refused, word):
     assert len(refused("run", word)) < 400
 
 
+@pytest.mark.parametrize("key", ["algorithm" + ".is" * 900, "algorithm" + ".base" * 5000, "a" + ".a" * 50_000])
+def test_a_dotted_key_nests_no_deeper_than_yaml(refused, tmp_path, key):
+    for words in (["describe", "fedavg", f"{key}=1"], ["run", f"{key}=1"]):
+        assert refused(*words).endswith("is nested more than 32 levels deep")
+    (tmp_path / "a.yaml").write_text(f"? {key}\n: 1\nalgorithm: {{is: finetune, ? {key} : 1}}\n")
+    assert refused("run", "a.yaml").endswith("is nested more than 32 levels deep")
+
+
 # ---- data and splits ----
 def npz(folder, **arrays):
     np.savez(folder / "a.npz", **arrays)

@@ -10,10 +10,18 @@ from typing import Any, ClassVar
 
 import yaml
 
+from .errors import BadInput, brief
 from .files import read_bytes
 
 MOST = 256 << 10  # bytes of a configuration; every key of an experiment fits into two thousand
 _DEEP, _NODES, _DIGITS = 32, 50_000, 40  # levels; values, each as often as aliases repeat it; digits of a whole number
+
+
+def levels(key: str) -> list[str]:
+    """The words of a dotted key, which may nest no deeper than YAML may."""
+    if (words := key.split("."))[_DEEP:]:
+        raise BadInput(f"{brief(key)} is nested more than {_DEEP} levels deep")
+    return words
 
 
 class Loader(yaml.SafeLoader):
