@@ -53,6 +53,7 @@ def pass_cost(net: Network, weights: Tree, x: Tensor, y: Tensor) -> PassCost:
     peak, seconds, _ = measured(lambda: layer_saliency(net, weights, x, y), x.device)
     layers = _layer_sizes(net, weights, x[:1])
     maps, channels = (sum(sizes) for sizes in zip(*layers, strict=True))
+    first_maps, first_channels = layers[0]
     return PassCost(
         len(x),
         operations(lambda: net(weights, x)),
@@ -60,7 +61,8 @@ def pass_cost(net: Network, weights: Tree, x: Tensor, y: Tensor) -> PassCost:
         peak,
         maps * 4 * len(x),
         channels * 4 * len(x),
-        *(size * 4 * len(x) for size in layers[0]),
+        first_maps * 4 * len(x),
+        first_channels * 4 * len(x),
         seconds,
     )
 
