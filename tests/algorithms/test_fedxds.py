@@ -412,6 +412,16 @@ def test_where_training_starts():
     assert "shared" in fresh.state
 
 
+@pytest.mark.parametrize("preset", ["paper", "official"])
+def test_a_warm_up_by_fedavg_below_any_base(preset):
+    """Line 1 of algorithm 2."""
+    first, *_, last = FedXDS(Scaffold(), **FedXDS.presets[preset]).stages(PLAN)
+    assert isinstance(first.algorithm, FedAvg) and isinstance(last.algorithm, Scaffold)
+    assert isinstance(next(iter(FedXDS(Scaffold()).stages(PLAN))).algorithm, Scaffold)
+    server, _ = carried_out(replace(SHORT, base=Scaffold(), warmup_by="fedavg", continue_from_warmup=True))
+    assert "control" in server.state and len(server.state.shared.y) == 20
+
+
 def test_compositions():
     for recipe in (FedXDS(FineTuned(FedAvg()), 2, 1), FedDecorr(FedXDS(FedDecorr(Scaffold()), 1, None))):
         server, _ = carried_out(recipe)

@@ -40,6 +40,7 @@ _PAPER = {
     "warmup_rounds": 10,
     "warmup_epochs": 10,
     "warmup_fraction": 1.0,
+    "warmup_by": "fedavg",
     "continue_from_warmup": False,
     "attribution": "lrp",
     "lrp": "epsilon",
@@ -69,13 +70,13 @@ class FedXDS:
     once. Then training starts afresh with a term on the shared images.
 
     Three settings have names. By default images are clipped, the first convolution's LRP rule is flat and the others'
-    z-plus. Only the privacy that follows from clip and noise is stated. fedxds/paper is the paper as printed: no
-    clipping, the epsilon rule, a uniform mean. What it promises is unproven (docs/privacy-fedxds.md says why). It does
-    not give delta, here 1e-5, nor the class that is explained ("the model's prediction"), here the label's. The rounds,
-    epochs and clients of the warm-up are the released code's, and so are the points of integrated gradients and
-    SmoothGrad. It leaves open whether training goes on from the warm-up's model: it starts afresh, as in the code.
-    Sparsity counts the pixels that are dropped, as in the code; by equation 8, "the s-th largest value", it would be
-    those that stay. Shared batches are drawn with replacement.
+    z-plus. Only the privacy that follows from clip and noise is stated. The preset paper (fedxds/paper) is as printed:
+    no clipping, the epsilon rule, a uniform mean, FedAvg for the warm-up of every base. What it promises is unproven
+    (docs/privacy-fedxds.md says why). It does not give delta, here 1e-5, nor the class that is explained ("the model's
+    prediction"), here the label's. The rounds, epochs and clients of the warm-up are the released code's, and so are
+    the points of integrated gradients and SmoothGrad. It leaves open whether training goes on from the warm-up's model:
+    it starts afresh, as in the code. Sparsity counts the pixels that are dropped, as in the code; by equation 8, "the
+    s-th largest value", it would be those that stay. Shared batches are drawn with replacement.
 
     The released code is fedxds/official, but for these. There the other attributions start from all logits, "Gradient"
     lacks the factor of the input, and SmoothGrad does not run. A mask keeps one pixel more, and a constant map gives no
@@ -88,6 +89,7 @@ class FedXDS:
     warmup_rounds: Count = 10  # rounds before images are shared
     warmup_epochs: Count | None = 10  # None: as in all rounds
     warmup_fraction: Annotated[float, Gt(0), Le(1)] = 1.0  # of clients in a warm-up round
+    warmup_by: Literal["base", "fedavg"] = "base"  # the method of the warm-up; fedavg: line 1 of algorithm 2
     warmup_augment: bool = True  # whether images of the warm-up are augmented, as `augment` says; released code: not
     continue_from_warmup: bool = False  # train on from the warm-up's model instead of the first weights
     attribution: Literal["lrp", "ig", "smoothgrad", "inputxgrad", "random"] = "lrp"  # how pixels are scored
@@ -119,6 +121,7 @@ class FedXDS:
             "warmup_rounds": 10,
             "warmup_epochs": 10,
             "warmup_fraction": 1.0,
+            "warmup_by": "fedavg",
             "warmup_augment": False,
             "continue_from_warmup": False,
             "attribution": "lrp",
@@ -166,7 +169,7 @@ class FedXDS:
         warm = replace(warm, cohort=Everyone() if self.warmup_fraction == 1 else Fraction(self.warmup_fraction))
         if self.warmup_epochs is not None:
             warm = replace(warm, epochs=self.warmup_epochs, steps=None)
-        warming = [*self.base.stages(warm)]
+        warming = [*(self.base if self.warmup_by == "base" else FedAvg()).stages(warm)]
         last = warming[-1]
         local = self.attribution_model == "local"
         if local:  # the last round's local training is in the exchange: nobody needs its mean
