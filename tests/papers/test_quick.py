@@ -11,7 +11,7 @@ import pytest
 
 from fedlens.cli.main import app
 from fedlens.core.errors import BadInput
-from fedlens.papers.fedsls import gain
+from fedlens.papers.fedsls import figures, gain
 from fedlens.papers.figure_runs import Figure
 from fedlens.papers.quick import CELLS, CLASSES, DIGITS, ROUNDS, SAID, TEST, TRAIN, few, reduced, some_columns
 from fedlens.papers.registry import reproducible
@@ -86,15 +86,42 @@ def test_a_table_and_its_words(out, fedlens, nothing_here):
 
 @pytest.mark.slow
 def test_a_figure_of_runs(out, fedlens, monkeypatch, nothing_here):
-    monkeypatch.setattr(gain, "_COLUMNS", ["cifar10/0.1", "cinic10/0.1"])
+    """FedSLS's figure 1, by the split that the paper cites; by unequal sizes where these are asked for."""
+    monkeypatch.setattr(gain, "ALPHAS", ("0.1",))
     said = fedlens("fedsls/figure1", "--quick", "--out", out, "--json", "rounds=1")
     assert [path.rpartition("/")[2] for path in json.loads(said.out)["files"]] == ["figure1.png", "figure1.json"]
     noted = json.loads((out / "quick" / "fedsls" / "figure1.json").read_text())
-    assert noted["paper"] == {} and noted["gain"]["cinic10"].keys() == {"fedavg", "fedau"}
-    which = ("--rows", "fedsls,fedau", "--columns", "cifar10/0.1", "--out", out, "--json", "rounds=1")
+    assert noted["paper"] == {} and noted["gain"].keys() == {"cifar10-client", "cinic10-client"}
+    assert noted["gain"]["cinic10-client"].keys() == {"fedavg", "fedau"}
+    which = ("--rows", "fedsls,fedau", "--columns", "cifar10-client/0.1", "--out", out, "--json", "rounds=1")
     cells = json.loads(fedlens("fedsls/table1", "--quick", *which).out)
-    ours = {cell["row"]: cell["mean"] for cell in cells if cell["column"] == "cifar10/0.1"}
-    assert noted["gain"]["cifar10"]["fedau"]["0.1"] == pytest.approx(ours["fedsls"] - ours["fedau"])
+    ours = {cell["row"]: cell["mean"] for cell in cells if cell["column"] == "cifar10-client/0.1"}
+    assert noted["gain"]["cifar10-client"]["fedau"]["0.1"] == pytest.approx(ours["fedsls"] - ours["fedau"])
+    fedlens("fedsls/figure1", "--quick", "--columns", "cifar10", "--out", out, "rounds=1")
+    assert json.loads((out / "quick" / "fedsls" / "figure1.json").read_text())["gain"].keys() == {"cifar10"}
+
+
+def test_figure_4_of_fedsls_deals_as_the_paper_cites(out, fedlens, monkeypatch, nothing_here):
+    dealt = []
+
+    def mix(axis, counts):
+        dealt.append([sum(row) for row in counts])
+        axis.scatter([0], [0])
+
+    monkeypatch.setattr(figures, "label_mix", mix)
+    fedlens("fedsls/figure4", "--quick", "--out", out)
+    assert len(dealt) == 6 and all(max(sizes) - min(sizes) <= 1 for sizes in dealt)
+    fedlens("fedsls/figure4", "--quick", "--columns", "cifar10", "--out", out)
+    assert len(dealt) == 9 and all(max(sizes) - min(sizes) > 10 for sizes in dealt[6:])
+    with pytest.raises(BadInput, match="'mnist5k' is not in this figure"):
+        fedlens("fedsls/figure4", "--quick", "--columns", "mnist5k", "--out", out)
+
+
+def test_a_dry_run_writes_nothing(tmp_path, fedlens):
+    for name in reproducible():
+        said = fedlens(name, "--quick", "--dry-run", "--out", tmp_path / "dry").out.splitlines()
+        assert all(line.startswith(("fedlens run ", "# ")) and "not run here" not in line for line in said), name
+        assert not (tmp_path / "dry").exists(), name
 
 
 def test_a_figure_of_images_as_printed(out, fedlens):

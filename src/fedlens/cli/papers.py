@@ -33,7 +33,7 @@ def reproduce(
     images: Annotated[int, typer.Option(min=0, help="That a figure looks at; 0: as many as the paper.")] = 0,
     out: Annotated[str, typer.Option(help="Where runs, tables and pictures go.")] = "reproduced",
     quick: Annotated[
-        bool, typer.Option("--quick", help="A few images and two rounds: what it looks like, in two minutes at most.")
+        bool, typer.Option("--quick", help="A few images and three rounds: what it looks like, in two minutes at most.")
     ] = False,
     every: Annotated[bool, typer.Option("--list", help="Every table and figure of the papers.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command of each missing run.")] = False,
@@ -70,19 +70,20 @@ def reproduce(
                 raise BadInput(f"{name} is a figure: {option} for tables")
             some = _listed("--columns", columns, asked.columns)
             count = images or (asked.few if quick and asked.few else asked.images)
-            _figure(asked, Wanted(settings, count, place / name, quick, some), dry_run, json, printed)
+            _figure(asked, Wanted(settings, count, place / name, quick, some, dry_run), json, printed)
             return
         which = _listed("--rows", rows, asked.rows), _listed("--columns", columns, asked.columns), settings
         if quick:
-            asked, which = reduced(asked, place), (which[0], some_columns(asked, which[0], which[1]), settings)
+            which = which[0], some_columns(asked, which[0], which[1]), settings
+            asked = reduced(asked, place, write=not dry_run)
         if dry_run:
             said = [f"# {heading}: {line}" for heading, lines in asked.protocol.items() for line in lines]
-            _print_commands(_missing(asked, which, seeds_of(seeds), place), place, json, said)
+            _print_commands(_missing(asked, which, seeds_of(seeds), place), place, json, said, quick)
         else:
             _table(asked, which, seeds_of(seeds), place, json, printed)
 
 
-def _figure(figure: Figure, wanted: Wanted, dry_run: bool, json: bool, printed: list[Path]) -> None:
+def _figure(figure: Figure, wanted: Wanted, json: bool, printed: list[Path]) -> None:
     """Draw it, after what it is drawn from; or say what that would be."""
     from ..papers.figure_runs import SEED
     from ..papers.needs import remarks
@@ -90,10 +91,11 @@ def _figure(figure: Figure, wanted: Wanted, dry_run: bool, json: bool, printed: 
 
     cells = [(cell, SEED) for cell in figure.runs(wanted) if not is_done(cell, wanted.out, SEED)]
     work = figure.work(wanted)
-    if dry_run:
+    if wanted.dry:
         text = f"# {figure.name} looks at {wanted.images:,} images itself" if wanted.images else ""
         said = dict.fromkeys(f"# {each}" for one in work for each in remarks(one.experiment))
-        _print_commands(cells, wanted.out, json, [*([text] if text and not json else []), *said])
+        first = [*([text] if text and not json else []), *([] if wanted.quick else said)]
+        _print_commands(cells, wanted.out, json, first, wanted.quick)
         return
     _say_how_long([cell for cell, _ in cells], work)
     drawn = list(dict.fromkeys(map(str, [*figure.make(wanted), *printed])))
@@ -118,13 +120,17 @@ def _missing(grid: Grid, which: Which, seeds: list[int], place: Path) -> list[tu
     return [(cell, seed) for seed in seeds for cell in cells if seed not in done[cell.row, cell.column]]
 
 
-def _print_commands(missing: Sequence[tuple[Cell, int]], place: Path, json: bool, first: Sequence[str] = ()) -> None:
-    """A command a line; before one that cannot run here, what it needs."""
+def _print_commands(
+    missing: Sequence[tuple[Cell, int]], place: Path, json: bool, first: Sequence[str], quick: bool
+) -> None:
+    """A command a line; before one that cannot run here, what it needs. Quick mode needs nothing but its own files."""
     from ..papers.needs import remarks
 
     lines = list(first)
+    if quick and missing:
+        lines.append(f"# images of quick mode, in {place / 'data'}: the same command without --dry-run writes them")
     for cell, seed in missing:
-        lines += [f"# {said}" for said in remarks(cell.experiment)]
+        lines += [] if quick else [f"# {said}" for said in remarks(cell.experiment)]
         lines.append(cell.command(place, seed))
     if json:
         say_json([line for line in lines if not line.startswith("#")])

@@ -28,6 +28,7 @@ class Wanted:
     path: Path  # without its ending
     quick: bool = False
     columns: Sequence[str] = ()  # of the table that it is drawn from; none: those of the paper
+    dry: bool = False  # only to say what would be done: nothing may be written
 
     @property
     def out(self) -> Path:
@@ -36,11 +37,11 @@ class Wanted:
 
     def table(self, tables: Sequence[Grid], name: str) -> Grid:
         grid = table_named(tables, name)
-        return reduced(grid, self.out) if self.quick else grid
+        return reduced(grid, self.out, write=not self.dry) if self.quick else grid
 
     def over(self, words: Sequence[str]) -> tuple[str, ...]:
         """What lies over a protocol of these words: in quick mode something smaller, then the user's words."""
-        return (*(shrunk(words, self.out) if self.quick else ()), *self.words)
+        return (*(shrunk(words, self.out, write=not self.dry) if self.quick else ()), *self.words)
 
     def chosen(self, known: Sequence[str], usual: Sequence[str]) -> list[str]:
         """The columns that were asked for, or else these."""

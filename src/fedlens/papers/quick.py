@@ -52,8 +52,8 @@ _VARIED: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def reduced(grid: Grid, out: Path) -> Grid:
-    """The same table in quick mode: smaller runs, without the paper's numbers."""
+def reduced(grid: Grid, out: Path, *, write: bool = True) -> Grid:
+    """The same table in quick mode: smaller runs, without the paper's numbers; `write`: their images, too."""
     titles = {}
     for name, column in grid.columns.items():
         now = _settings((*grid.words, *column.words))
@@ -64,7 +64,7 @@ def reduced(grid: Grid, out: Path) -> Grid:
     to_targets = grid.measured.startswith("rounds to ")
     measured = f"rounds to {100 * TARGET:g} %" if to_targets else grid.measured
     said = {"about": about, "notes": notes, "titles": titles, "measured": measured}
-    return replace(grid, paper={}, smaller=partial(shrunk, out=out), **said)
+    return replace(grid, paper={}, smaller=partial(shrunk, out=out, write=write), **said)
 
 
 def titled(text: str, data: str, taken: str = "") -> str:
@@ -99,10 +99,10 @@ def some_columns(grid: Grid, rows: Sequence[str], columns: Sequence[str]) -> lis
     return several[: max(1, most // len(rows or grid.rows))]
 
 
-def shrunk(words: Sequence[str], out: Path) -> tuple[str, ...]:
+def shrunk(words: Sequence[str], out: Path, *, write: bool = True) -> tuple[str, ...]:
     """What to put over the words of a protocol, so that a run of it takes about a second."""
     now = _settings(words)
-    found = [*_PLACED, *_data(now, out), *_federation(now)]
+    found = [*_PLACED, *_data(now, partial(few, out=out, write=write)), *_federation(now)]
     found.append(f"model={_small(now)}")
     if "keep" in now:
         found.append("keep=1")
@@ -118,15 +118,15 @@ def _source(now: Mapping[str, Any]) -> str:
     return DIGITS if now.get("cohort") == "everyone" else now.get("data.base") or now.get("data", DIGITS)
 
 
-def _data(now: Mapping[str, Any], out: Path) -> list[str]:
+def _data(now: Mapping[str, Any], file: Callable[..., Path]) -> list[str]:
     found, side = [], SIDE // 2 if _small(now).startswith("resnet") else SIDE
     if now.get("data") == "modalities":
-        found.append(f"data.base={few(now['data.base'], out, side)}")
+        found.append(f"data.base={file(now['data.base'], side=side)}")
         found += [] if _has_photographs() else ["data.views=gray,edge"]
     elif now.get("data", DIGITS) in DATASETS:
-        found.append(f"data={few(_source(now), out, side)}")
+        found.append(f"data={file(_source(now), side=side)}")
     if "auxiliary" in now:
-        found.append(f"auxiliary={few(now['auxiliary'], out, side)}")
+        found.append(f"auxiliary={file(now['auxiliary'], side=side)}")
     if now.get("partition") == "by_user":
         found += ["partition=dirichlet", "partition.alpha=0.5"]
     return found
@@ -161,11 +161,14 @@ def _has_photographs() -> bool:
         return False
 
 
-def few(name: str, out: Path, side: int = SIDE) -> Path:
-    """A file with a few images of a data set, evenly taken; of the digits where it is not here."""
+def few(name: str, out: Path, side: int = SIDE, *, write: bool = True) -> Path:
+    """A file with a few images of a data set, evenly taken; of the digits where it is not here.
+
+    Without `write` the file may be missing: a dry run names it alone.
+    """
     name = name if _is_here(name) else DIGITS
     path = out / "data" / f"{name}-{side}.npz"
-    if path.exists():
+    if path.exists() or not write:
         return path
     images = DATASETS[name]().load()
     parts = {}

@@ -22,7 +22,7 @@ from ...data.sources.folders import Npz
 from ...experiment import Experiment, build
 from ...explain.run import some_images
 from ...models.weights import at_hand
-from ...plots.style import pyplot, save
+from ...plots.style import caption, pyplot, save
 from ...runs.figure import label_mix
 from ...runs.grid import merged_words
 from ...simulate.run import label_counts, matmuls, threads
@@ -32,12 +32,13 @@ from ..needs import lacking
 from ..quick import few
 from . import saliency as drawing
 from .cost import pass_cost, weighing_cost
-from .gain import gain, gain_runs
+from .gain import PANELS, SIZES, gain, gain_runs
 from .latents import SIDE, Eye, comparable, latents, likeness, quartiles, saliency_maps
-from .tables import ALPHAS, SWITCHES, WORDS, column, imagenet_weights
+from .tables import ALPHAS, SWITCHES, WORDS, column, imagenet_weights, panels
 from .weighing import copies, effective, some_clients, weights_by_switch, weights_over_rounds
 
 _SOURCES = {"cifar10": 1, "cifar100": 1, "tiny_imagenet": 2}  # figure 5's images, in these proportions
+SPLITS = panels("cifar10", "cifar100")  # figure 4's
 _HEADS = {"stand-in": 200, "": 10}  # classes that initial weights know; ImageNet's 1000 otherwise
 
 
@@ -61,7 +62,7 @@ def data_of(wanted: Wanted, experiment: Experiment) -> dict[DataSource, int]:
     if any(config.setting(word)[0] == "data" for word in wanted.words):
         return {experiment.data: 1}
     if wanted.quick:
-        return {Npz(str(few(name, wanted.out))): share for name, share in _SOURCES.items()}
+        return {Npz(str(few(name, wanted.out, write=not wanted.dry))): share for name, share in _SOURCES.items()}
     return {DATASETS[name](): share for name, share in _SOURCES.items()}
 
 
@@ -96,18 +97,22 @@ def latent_pictures(wanted: Wanted) -> list[Path]:
 def bubbles(wanted: Wanted) -> list[Path]:
     """Figure 4: who owns how many images of which class, for every alpha."""
     own = [word for word in wanted.words if config.setting(word)[0] == "data"]
-    names = [own[-1].partition("=")[2]] if own else ["cifar10", "cifar100"]
+    names = panels(own[-1].partition("=")[2])[:1] if own else wanted.chosen(SPLITS, SPLITS[:2])
     plt = pyplot()
     figure, axes = plt.subplots(len(names), len(ALPHAS), figsize=(5 * len(ALPHAS), 3.6 * len(names)), squeeze=False)
     for name, line in zip(names, axes, strict=True):
+        data = name.removesuffix("-client")
+        split = () if data == name else ("partition.dialect=client",)
         for alpha, axis in zip(ALPHAS, line, strict=True):
-            experiment = asked(wanted, f"data={name}", last=[f"partition.alpha={alpha}"])
+            experiment = asked(wanted, f"data={data}", *split, last=[f"partition.alpha={alpha}"])
+            ending = "-client" if getattr(experiment.partition, "dialect", "") == "client" else ""
             loaded = experiment.data.load()
             label_mix(axis, label_counts(experiment.federation(loaded)[0], len(loaded.classes)))
             dots = axis.collections[-1]
             dots.set_sizes(dots.get_sizes() * min(1, 20 / len(loaded.classes)))  # or a hundred classes hide each other
-            axis.set_title(f"{name} ({len(loaded.train):,} images), alpha = {alpha}")
+            axis.set_title(f"{data}{ending} ({len(loaded.train):,} images), alpha = {alpha}")
     figure.tight_layout()
+    caption(figure, SIZES)
     return [save(figure, wanted.path)]
 
 
@@ -251,9 +256,9 @@ def _rounds(wanted: Wanted) -> list[Effort]:
 
 
 FIGURES = [
-    Figure("fedsls/figure1", "gain over FedAvg and FedAU by alpha", 0, gain, runs=gain_runs),
+    Figure("fedsls/figure1", "gain over FedAvg and FedAU by alpha", 0, gain, runs=gain_runs, columns=PANELS),
     Figure("fedsls/figure3", "images, saliency latents and down-sampled latents", 6, latent_pictures, work=_passes(6)),
-    Figure("fedsls/figure4", "who owns how many images of which class", 0, bubbles),
+    Figure("fedsls/figure4", "who owns how many images of which class", 0, bubbles, columns=SPLITS),
     Figure(
         "fedsls/figure5",
         "SSIM, cosine and distance of latents to their images",

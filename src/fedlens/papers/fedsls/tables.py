@@ -96,9 +96,11 @@ _SWITCHED = {name: Row((*METHODS["fedsls"], *words)) for name, words in SWITCHES
 SAYS = (
     "ResNet18, on Tiny-ImageNet ResNet50, from PyTorch's ImageNet weights; 100 clients, 10 of them a round.",
     "SGD of rate 0.01; 2,000 rounds, on Tiny-ImageNet 1,000; tau 0.5.",
-    "Dirichlet label skew, as in Hsu et al., 2020, where all clients have as many images (-client). The other columns "
-    "cut each class by its own draw, so that sizes differ: so do figures 1 and 4 here.",
-    "A synchronisation interval of 10; 20,000 'epochs', of whose last 200 accuracy is the mean.",
+    "Dirichlet label skew, as in Hsu et al., 2020, where all clients have as many images: columns with -client, and "
+    "figures 1 and 4. The other columns cut each class by its own draw, so that sizes differ; `--columns` takes them "
+    "for the figures, too.",
+    "A synchronisation interval of 10; 20,000 'epochs' (10,000 on Tiny-ImageNet), of whose last 200 accuracy is the "
+    "mean.",
     "Runs: by the text 10 experiments with 5 seeds, by the caption three trials with five.",
 )
 LEAVES_OPEN = (
@@ -147,6 +149,11 @@ def tables() -> list[Grid]:
         **PROTOCOL,
     )
     return [table1, switches, static]
+
+
+def panels(*data: str) -> tuple[str, ...]:
+    """What --columns of a figure may name: each data set by the split that the text cites, then with unequal sizes."""
+    return (*(f"{name}-client" for name in data), *data)
 
 
 def columns(data: tuple[str, ...] | dict[str, int], alphas: tuple[str, ...], dialect: str = "") -> dict[str, Column]:
