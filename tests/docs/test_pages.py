@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
@@ -52,6 +53,15 @@ def test_verdicts_are_counted(pages):
     claims = {name: {"claims": [{"verdict": "holds"}, {"verdict": "not tested"}]} for name in "ab"}
     said = "4 claims: holds 2, holds partly 0, not confirmed 0, does not hold 0, not tested 2."
     assert pages.counted(claims) == said
+
+
+def test_the_text_counts_refuted_claims_as_the_table_does(pages):
+    text = (ROOT / "docs" / "papers.md").read_text("utf-8")
+    counts = re.search(r"does not hold (\d+)", text)
+    said = re.search(r"(\w+) claims do not hold: (\w+) by .*?, (\w+) by .*?, (\w+) by", text)
+    numbers = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+    whole, *parts = (numbers.index(word.lower()) for word in said.groups())
+    assert whole == sum(parts) == int(counts.group(1))
 
 
 def test_what_is_no_verdict_is_refused(pages):
