@@ -25,12 +25,31 @@ _SAFE = {
 }
 
 
-class _Plain(pickle.Unpickler):
+_Unpickler: Any = pickle._Unpickler  # the one in Python, whose steps can be looked at
+
+
+class _Plain(_Unpickler):
+    dispatch = dict(_Unpickler.dispatch)
+
+    def load_build(self) -> None:
+        kind, state = self.stack[-2:]
+        if isinstance(kind, np.dtype) and not _is_sound(kind, state):  # numpy would trust it, and print a traceback
+            raise pickle.UnpicklingError("its numbers are of no type that numpy writes")
+        super().load_build()
+
+    dispatch[pickle.BUILD[0]] = load_build
+
     def find_class(self, module: str, name: str) -> Any:
         # numpy 2 renamed numpy.core; both spellings mean the same functions.
         if (module.replace("numpy._core", "numpy.core"), name) not in _SAFE:
             raise pickle.UnpicklingError(f"it names {module}.{name}")
         return super().find_class(module.replace("numpy.core", "numpy._core"), name)
+
+
+def _is_sound(kind: np.dtype, state: Any) -> bool:
+    """Whether numpy would have written this beside the name of the type."""
+    _, _, *parts, size, _, flags = state[:8]
+    return parts == [None] * 3 and size in (-1, kind.itemsize) and flags == kind.flags
 
 
 def unpickled(raw: bytes, path: Path, encoding: str = "ASCII") -> Any:
