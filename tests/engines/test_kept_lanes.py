@@ -126,3 +126,26 @@ def test_lanes_make_room_for_what_else_needs_memory(where, monkeypatch):
     monkeypatch.undo()
     assert same(state, run(FedAvg(), plain.net, plain, plan).state)
     assert asked[3] == 0 and len(scores) == 3
+
+
+class Broken:
+    """A recording that cannot be ended once a step in it has failed, as CUDA's."""
+
+    failed = False
+
+    def capture_begin(self, capture_error_mode: str) -> None:
+        assert capture_error_mode == "thread_local"
+
+    def capture_end(self) -> None:
+        if self.failed:
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+
+def test_a_step_that_fails_while_it_is_recorded_says_why():
+    graph = Broken()
+    with pytest.raises(torch.cuda.OutOfMemoryError), lanes._recorded(graph):
+        graph.failed = True
+        raise torch.cuda.OutOfMemoryError("no room")
+    whole = Broken()
+    with pytest.raises(RuntimeError, match="previous error"), lanes._recorded(whole):
+        whole.failed = True  # nothing was raised inside: the end itself is all that there is to say

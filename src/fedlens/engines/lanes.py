@@ -124,11 +124,8 @@ class Lane:
                 self.t.zero_()
                 self.stream.synchronize()
                 graph = torch.cuda.CUDAGraph()
-                graph.capture_begin(capture_error_mode="thread_local")
-                try:
+                with _recorded(graph):
                     self._step(phase)
-                finally:
-                    graph.capture_end()
             self._graphs[phase] = graph
 
 
@@ -409,6 +406,19 @@ def _apart(storages: frozenset[int], tree: Tree) -> Tree:
 def _shape(tree: Tree) -> dict[str, Any]:
     """Whatever the order: a tree that was on disk comes back in another one. Empty branches count."""
     return {k: _shape(v) if isinstance(v, Tree) else (v.shape, v.dtype) for k, v in tree.items()}
+
+
+@contextlib.contextmanager
+def _recorded(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
+    """Where the step fails, its own error is raised: out of memory is something that lanes know how to go on from."""
+    graph.capture_begin(capture_error_mode="thread_local")
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(RuntimeError):  # the end of a broken recording says only that it is broken
+            graph.capture_end()
+        raise
+    graph.capture_end()
 
 
 @contextlib.contextmanager
