@@ -19,6 +19,7 @@ from ..core.replies import decode_upload
 from ..core.rng import key, seeded
 from ..core.run import Turn, initial_state, job_of, timetable
 from ..core.tree import Tree
+from ..engines.process import threads
 from ..engines.sequential import Sequential
 from ..experiment import Experiment
 
@@ -64,7 +65,8 @@ def passes(experiment: Experiment) -> list[Passes]:
     shape = len(images.classes), *images.x.shape[1:3]
     size = min(experiment.local.batch_size, _IMAGES)
     plan = replace(experiment.plan, rounds=_TIMES, size=size, cohort=Everyone())
-    return list(_passes(experiment.algorithm, plan, experiment.model, shape, size))
+    with threads(1):  # more would wait for cores that runs side by side are using
+        return list(_passes(experiment.algorithm, plan, experiment.model, shape, size))
 
 
 @cache
@@ -101,11 +103,14 @@ def _rounds(turns: list[Turn], net: Counting, federation: Any, batch: int) -> It
         server = replace(server, state=stage.algorithm.aggregate(server, uploads))
 
 
-def trained(experiment: Experiment) -> float:
-    """How often a client trains on each of its images in the whole run, on average over clients."""
-    each, stages = passes(experiment), [[turn.stage, 0] for turn in experiment.timetable() if turn.at == 0]
-    number = -1
-    for turn in experiment.timetable():
+def trained(experiment: Experiment, each: list[Passes] | None = None) -> float:
+    """How often a client trains on each of its images in the whole run, on average over clients.
+
+    `each` is what `passes` found for this experiment with any number of rounds.
+    """
+    each, timetable = passes(experiment) if each is None else each, experiment.timetable()
+    stages, number = [[turn.stage, 0] for turn in timetable if turn.at == 0], -1
+    for turn in timetable:
         number += turn.at == 0
         stages[number][1] += 1
     return sum(
@@ -119,10 +124,10 @@ def rounds_within(experiment: Experiment) -> tuple[int, float, float]:
 
     The most rounds with which a client trains on no more images than under FedAvg; one at least.
     """
-    budget = trained(replace(experiment, algorithm=FedAvg()))
+    budget, each = trained(replace(experiment, algorithm=FedAvg())), passes(experiment)
 
     def images(rounds: int) -> float:
-        return trained(replace(experiment, rounds=rounds))
+        return trained(replace(experiment, rounds=rounds), each)
 
     if images(2) <= images(1):  # rounds that train nothing are not many
         return experiment.rounds, images(experiment.rounds), budget

@@ -284,6 +284,7 @@ class Season(Supply):
     def task(self, cell: Match) -> Task:
         place = runs_folder(cell)
         more = (*self._value(cell.method, cell.value), f"local.lr={cell.rate:g}", f"rounds={cell.rounds}", *self.where)
+        more = (*more, "picture=false")  # the folder goes when its numbers are known
         words = (*self.league.words_of(cell.world, cell.method, *more), f"seed={cell.seed}")
         experiment = config.read(None, [*words, f"out={self.runs / place / 'run'}"])
         return Task(cell.name, experiment, words, tuple(placement(words)))
