@@ -119,7 +119,7 @@ def _stand_in() -> None:
     sys.modules.setdefault("multiprocess", multiprocessing)
     inside = {"dp_accounting": ("pld", "rdp"), "prv_accountant": (), "scipy": ("special", "stats")}
     for name, parts_of in inside.items():
-        if importlib.util.find_spec(name) is None:
+        if name not in sys.modules and importlib.util.find_spec(name) is None:  # a second job finds them there
             sys.modules[name] = MagicMock()
             sys.modules |= {f"{name}.{part}": MagicMock() for part in parts_of}
 
