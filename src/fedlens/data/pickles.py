@@ -6,7 +6,7 @@ import io
 import pickle
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -29,7 +29,7 @@ _Unpickler: Any = pickle._Unpickler  # the one in Python, whose steps can be loo
 
 
 class _Plain(_Unpickler):
-    dispatch = dict(_Unpickler.dispatch)
+    dispatch: ClassVar = dict(_Unpickler.dispatch)
 
     def load_build(self) -> None:
         kind, state = self.stack[-2:]
