@@ -61,7 +61,7 @@ def _part(found: Standings) -> list[str]:
     told = f"**This is a part of the league: {len(worlds)} of {len(found.worlds)} worlds"
     told += f" and {len(methods)} of {len(all_ranked)} ranked methods. The whole league is not run.**"
     left = [f"Not played yet: {', '.join(lacking)}."] if lacking else []
-    return [" ".join([told, f"Played: {'; '.join(worlds) or 'none'}.", *left])]
+    return [" ".join([told, *left]), "Played:", *(f"- {name}" for name in worlds or ["none"])]
 
 
 def _shown(pictures: Sequence[Path], name: str) -> list[str]:

@@ -170,6 +170,8 @@ class Standings:
             first = next(iter(found.ranks))
             best = next((group for group in found.groups if first in group), (first,))
             apart = f"cannot be told apart: {', '.join(best)}" if len(best) > 1 else f"is {first}, ahead of all others"
+            if len(best) == len(found.ranks):
+                apart = f"of {len(best)} methods, {first}, cannot be told from any other"
             yield f"{name}: the best {apart} ({over})."
             sure = [one for one in pairs(self.ranked(measure), REFERENCE) if one.differs]
             better = ", ".join(one.a if one.b == REFERENCE else one.b for one in sure if not _wins(one)) or "none"
