@@ -594,6 +594,10 @@ def test_bad_input_is_one_sentence(real, tmp_path):
         audit(real, ["loss"], fprs=[0.001])
     with pytest.raises(BadInput, match=r"--attacks shared_images finds nothing to attack in .*: no images are shared"):
         audit(real, ["shared_images"])
+    heard = []
+    with pytest.raises(BadInput, match=r"--attacks shared_images finds .*; shared_members finds nothing .*not.* run$"):
+        audit(real, ["loss", "shared_images", "shared_members"], say=heard.append)
+    assert heard == []  # a long attack before it has not run
     with pytest.raises(BadInput, match="there is no run"):
         audit(tmp_path / "nowhere")
     simulate.run(Experiment(**FAST).with_execution(transcript=0.0, out=str(tmp_path / "plain")))

@@ -212,6 +212,9 @@ class PrivacyAttack:
 
     threat: ClassVar[str] = ""
 
+    def check(self, transcript: Transcript, knowledge: Knowledge) -> None:
+        """Raises Inapplicable where there is nothing to work on, before anything is computed."""
+
     def run(self, transcript: Transcript, knowledge: Knowledge, name: str) -> Verdict:
         raise NotImplementedError(f"{type(self).__name__} does not say how it attacks")
 

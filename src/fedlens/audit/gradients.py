@@ -38,6 +38,9 @@ class GradientInversion(PrivacyAttack):
         "of images in a batch"
     )
 
+    def check(self, transcript, knowledge):
+        self._victims(transcript, knowledge.prior)
+
     def run(self, transcript, knowledge, name):
         prior, answers = knowledge.prior, knowledge.answers
         victims = self._victims(transcript, prior)
@@ -214,6 +217,13 @@ def read_labels(step: GradientStep, count: int, prior: Prior) -> Tensor | None:
     return torch.arange(len(whole), device=whole.device).repeat_interleave(whole)[:count]
 
 
+def _trained_on(where: tuple[int, int], transcript: Transcript, knowledge: Knowledge) -> LabelledImages:
+    """The images behind the upload of a client in a round."""
+    round, client = where
+    single = transcript.stages[round].steps == 1
+    return knowledge.answers.batch(round, client) if single else knowledge.answers.data(client)
+
+
 @dataclass(frozen=True)
 class LabelLeakage(PrivacyAttack):
     """Which classes does a client have? The last layer's bias rises for classes that it trained on.
@@ -224,22 +234,25 @@ class LabelLeakage(PrivacyAttack):
     uploads: int = 50
     threat: ClassVar = "sees uploads; knows the protocol and which layer is the last"
 
+    def check(self, transcript: Transcript, knowledge: Knowledge) -> None:
+        for where, found, _ in self.guess(transcript, knowledge.prior):
+            if len(_trained_on(where, transcript, knowledge).y.unique()) < len(found):
+                return
+        raise Inapplicable("every client has every class, so that there is nothing to tell")
+
     def run(self, transcript: Transcript, knowledge: Knowledge, name: str) -> Verdict:
-        prior, answers = knowledge.prior, knowledge.answers
+        self.check(transcript, knowledge)
+        prior = knowledge.prior
         scores, truth, reference = [], [], []
         for where, found, before in self.guess(transcript, prior):
-            single = transcript.stages[where[0]].steps == 1
-            images = answers.batch(*where) if single else answers.data(where[1])
+            images = _trained_on(where, transcript, knowledge)
             share_of = torch.bincount(images.y, minlength=len(found)).double() / len(images)
             scores.append(_scaled(found))
             # Nothing was done to the upload: it is its own reference. Otherwise the first step's, by its formula.
             plain = share_of - logits(prior.net, before, images.x).softmax(1).mean(0)
             reference.append(_scaled(plain) if transcript.stages[where[0]].uplink else scores[-1])
             truth.append(share_of.cpu())
-        present = torch.stack(truth) > 0
-        if bool(present.all()):
-            raise Inapplicable("every client has every class, so that there is nothing to tell")
-        draw = torch.randn(present.shape, generator=generator(key("no upload")), dtype=torch.float64)
+        draw = torch.randn(torch.stack(truth).shape, generator=generator(key("no upload")), dtype=torch.float64)
         rows = {"found": torch.stack(scores), "chance": draw, "undefended": torch.stack(reference)}
         found, chance, undefended = (self._marked(each, torch.stack(truth)) for each in rows.values())
         return Verdict(name, self.threat, "AUC", found, chance, undefended, len(truth), 1)

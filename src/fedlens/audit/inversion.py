@@ -78,6 +78,9 @@ class FeatureInversion(PrivacyAttack):
         "the same kind"
     )
 
+    def check(self, transcript, knowledge):
+        exchanged(transcript, knowledge.prior)
+
     def run(self, transcript: Transcript, knowledge, name):
         prior = knowledge.prior
         given = exchanged(transcript, prior)

@@ -61,6 +61,9 @@ class LossAttack(PrivacyAttack):
     target: Target = "global"
     threat: ClassVar = "sees the target model's weights; knows candidates and their labels"
 
+    def check(self, transcript, knowledge):
+        models(transcript, knowledge.prior, self.target)
+
     def run(self, transcript, knowledge, name):
         asked = models(transcript, knowledge.prior, self.target)
         return _verdict(self, name, knowledge, asked, [lambda each: self.guess(each, knowledge.prior)])
@@ -83,6 +86,9 @@ class LikelihoodRatio(PrivacyAttack):
         "asks the target model for its confidence; knows the architecture, candidates with their labels, and other "
         "images of the same kind"
     )
+
+    def check(self, transcript, knowledge):
+        models(transcript, knowledge.prior, self.target)
 
     def run(self, transcript, knowledge, name):
         prior = knowledge.prior
@@ -174,6 +180,10 @@ class SharedMembership(PrivacyAttack):
         "released"
     )
 
+    def check(self, transcript, knowledge):
+        exchanged(transcript, knowledge.prior)
+        random_forest()
+
     def run(self, transcript, knowledge, name):
         prior, answers = knowledge.prior, knowledge.answers
         given = exchanged(transcript, prior)
@@ -218,14 +228,19 @@ class SharedMembership(PrivacyAttack):
         return forest(features[known], told[known] == 1, features[asked], self.trees, seed)
 
 
-def forest(features: Tensor, member: Tensor, asked: Tensor, trees: int, seed: int) -> Tensor:
-    """Chance of membership by scikit-learn's random forest."""
+def random_forest() -> Any:
+    """The class; refused where its package is not installed."""
     try:
         from sklearn.ensemble import RandomForestClassifier
     except ImportError:
         raise BadInput("the attack on shared images needs scikit-learn: pip install 'fedlens[audit]'") from None
+    return RandomForestClassifier
+
+
+def forest(features: Tensor, member: Tensor, asked: Tensor, trees: int, seed: int) -> Tensor:
+    """Chance of membership by scikit-learn's random forest."""
     state = int(numpy_generator(key(seed, "forest")).integers(2**31))
-    model = RandomForestClassifier(trees, min_samples_leaf=3, random_state=state)
+    model = random_forest()(trees, min_samples_leaf=3, random_state=state)
     model.fit(features.numpy(), member.numpy())
     chances: Any = model.predict_proba(asked.numpy())
     return torch.from_numpy(chances[:, 1])

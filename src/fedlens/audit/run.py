@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -118,29 +118,40 @@ def audit(
     began = time.perf_counter()
     folder = RunFolder.open(path)
     transcript, knowledge = prepared(folder, fprs, candidates, seeds, device)
-    verdicts, skipped = [], {}
-    chosen = list(attacks) or list(USUAL)
-    for number, name in enumerate(chosen, 1):
-        started = time.perf_counter()
-        try:
-            verdict = ATTACKS[name].run(transcript, knowledge, name)
-        except Inapplicable as reason:
-            if attacks:
-                raise BadInput(f"--attacks {name} finds nothing to attack in {path}: {reason}") from None
-            skipped[name] = str(reason)
-            continue
-        verdicts.append(verdict)
-        say(f"{number}/{len(chosen)} {name}: {verdict.sentence} ({time.perf_counter() - started:.1f} s)")
-    if not verdicts:
+    skipped = _without_work(list(attacks) or list(USUAL), transcript, knowledge)
+    if attacks and skipped:
+        raise BadInput(f"--attacks {_listed(skipped, path)}; nothing was run")
+    chosen, verdicts = [name for name in attacks or USUAL if name not in skipped], []
+    if not chosen:
         reasons = "; ".join(dict.fromkeys(skipped.values()))
         raise BadInput(
             f"{path} sends nothing that can be attacked ({reasons}); --attacks loss_personal asks personal models"
         )
+    for number, name in enumerate(chosen, 1):
+        started = time.perf_counter()
+        verdicts.append(verdict := ATTACKS[name].run(transcript, knowledge, name))
+        say(f"{number}/{len(chosen)} {name}: {verdict.sentence} ({time.perf_counter() - started:.1f} s)")
     found = Audit(str(folder.path), len(transcript), verdicts, skipped, time.perf_counter() - began)
     folder.write_json("audit.json", found.plain())
     write_atomic(folder.path / "audit.md", found.markdown().encode())
     draw(found, folder.figures)
     return found
+
+
+def _without_work(names: Sequence[str], transcript: Transcript, knowledge: Knowledge) -> dict[str, str]:
+    """Attack -> why it finds nothing to work on; all of them are asked before any runs."""
+    found = {}
+    for name in names:
+        try:
+            ATTACKS[name].check(transcript, knowledge)
+        except Inapplicable as reason:
+            found[name] = str(reason)
+    return found
+
+
+def _listed(skipped: Mapping[str, str], path: str | Path) -> str:
+    first, *rest = [f"{name} finds nothing to attack in {path}: {why}" for name, why in skipped.items()]
+    return "; ".join([first, *(words.replace(f" in {path}", "") for words in rest)])
 
 
 def draw(found: Audit, place: Path) -> list[Path]:
