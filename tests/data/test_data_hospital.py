@@ -123,6 +123,12 @@ def test_names_are_numbered_and_nobody_is_alone():
     assert by_first_appearance(["b", "", "a", "b", ""]).tolist() == [0, 1, 2, 0, 3]
 
 
+def test_images_without_a_patient_are_not_counted_as_patients():
+    path = table(rows_of(60, label=lambda n: n % 2, group=lambda n: f"p{n % 13}" if n < 26 else ""))
+    images = Table(path, size=8).load()
+    assert images.notes == ("13 patients or groups (34 images have none): none is both in training and in test",)
+
+
 def test_no_patient_of_a_table_is_in_both_parts():
     path = table(rows_of(60, label=lambda n: n % 2, group=lambda n: f"p{n % 13}"))
     images = Table(path, size=8).load()

@@ -211,7 +211,7 @@ def read_listed(
         train, test = held_out_groups(strata, groups, holdout, key("folder", "test part"))
     scaled = in_words(read.sizes, wanted) if wanted.size else ""
     about = {"scaled": scaled, "owner_names": tuple(name for name in owners.tolist() if name)}
-    notes = (*read.notes, *_patients_note(groups))
+    notes = (*read.notes, *_patients_note(listed, read, groups))
     return Decoded(
         read.x, y.astype(np.int64), train, test, tuple(classes.tolist()), groups=groups, notes=notes, **about
     ), owner
@@ -219,14 +219,22 @@ def read_listed(
 
 def _groups(listed: list[Listed], read: Read) -> np.ndarray | None:
     """Of each image; one without a group is alone. None where nobody knows of any."""
-    named = [one.group or patient for one, patient in zip(listed, read.patients, strict=True)]
+    named = _named(listed, read)
     return by_first_appearance(named) if any(named) else None
 
 
-def _patients_note(groups: np.ndarray | None) -> tuple[str, ...]:
+def _named(listed: list[Listed], read: Read) -> list[str]:
+    """The group or patient of each image, empty where it has none."""
+    return [one.group or patient for one, patient in zip(listed, read.patients, strict=True)]
+
+
+def _patients_note(listed: list[Listed], read: Read, groups: np.ndarray | None) -> tuple[str, ...]:
     if groups is None:
         return ()
-    return (f"{int(groups.max()) + 1} patients or groups: none is both in training and in test",)
+    named = _named(listed, read)
+    alone = sum(not name for name in named)
+    without = f" ({alone} images have none)" if alone else ""
+    return (f"{len(set(named) - {''})} patients or groups{without}: none is both in training and in test",)
 
 
 def _refuse_shared(listed: list[Listed], groups: np.ndarray | None, count: int) -> None:
