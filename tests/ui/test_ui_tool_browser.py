@@ -85,8 +85,7 @@ def test_short_names_and_what_all_share(browser, served):
     with opened(browser, served) as page:
         assert "fedavg-0" in page.evaluate(NAMES)
         said = page.evaluate("document.querySelector('#within').textContent")
-        start = "All names begin with table-1/ · all on mnist5k · 6 clients each · "
-        assert said == start + "privacy: none tested by attack"
+        assert said == "All names begin with table-1/ · all on mnist5k · 6 clients each"
         assert page.evaluate("document.querySelector('[data-sort=data]')") is None
         assert page.evaluate("document.querySelector('.runs .name').title.startsWith('table-1/')")
 
