@@ -1,4 +1,4 @@
-"""A comparison as a table for LaTeX: booktabs, the best and what equals it in bold, deviations over seeds."""
+"""A comparison as a table for LaTeX: booktabs, the best in bold, deviations over seeds."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..core.measures import LOWER_IS_BETTER
-from ..runs.measures import window
-from .verdict import close_because
+from .verdict import LEVEL
 
 _MODELS = {
     "global_last": "global",
@@ -17,6 +16,7 @@ _MODELS = {
     "fine-tuned": "fine-tuned",
 }
 _MEANINGS = {
+    "global": "global model, mean of the last evaluations",
     "global, end": "global model after the last round",
     "before": "personal models before local training",
     "after": "personal models after local training",
@@ -32,13 +32,12 @@ def latex(settings: Mapping[str, Rows], measure: str, about: str) -> str:
     several = len(settings) > 1
     columns = _by_setting(settings) if several else _by_model(next(iter(settings.values())), measure)
     methods = list(dict.fromkeys(row["method"] for rows in settings.values() for row in rows))
-    why = [close_because(rows) for rows in settings.values() if any(row["is_close"] for row in rows)]
-    marked = any(is_close for column in columns.values() for _, _, is_close in column.values())
+    has_star = any(is_close for column in columns.values() for _, _, is_close in column.values())
     lines = [
         r"% \usepackage{booktabs}",
         r"\begin{table}[t]",
         r"\centering\small\setlength{\tabcolsep}{3.5pt}",
-        rf"\caption{{{_caption(about, measure, _meanings(settings, columns), why if marked else [])}}}",
+        rf"\caption{{{_caption(about, measure, columns, has_star)}}}",
         r"\label{tab:compare}",
         rf"\begin{{tabular}}{{l{'r' * len(columns)}}}",
         r"\toprule",
@@ -56,32 +55,27 @@ Column = dict[str, tuple[float | None, float | None, bool]]  # method -> mean, d
 
 def _by_setting(settings: Mapping[str, Rows]) -> dict[str, Column]:
     return {
-        setting: {row["method"]: (row["mean"], row["std"], row["is_close"]) for row in rows}
+        setting: {row["method"]: (row["mean"], row["std"], _is_close(row)) for row in rows}
         for setting, rows in settings.items()
     }
 
 
 def _by_model(rows: Rows, measure: str) -> dict[str, Column]:
     if measure != "accuracy":
-        return {measure: {row["method"]: (row["mean"], row["std"], row["is_close"]) for row in rows}}
+        return {measure: {row["method"]: (row["mean"], row["std"], _is_close(row)) for row in rows}}
     shown = [name for name in _MODELS if any(row[name] is not None for row in rows)]
-    if max(row["last"] for row in rows) < 2 and "global_last" in shown:
-        shown.remove("global_last")  # which is that of the last round
     # What the ranking is by is tested; other columns have their best in bold, and nothing more.
     ranked = {name for name in shown if all(row["mean"] == row[name] for row in rows)}
     return {
         _MODELS[name]: {
-            row["method"]: (row[name], row[f"{name}_std"], name in ranked and row["is_close"]) for row in rows
+            row["method"]: (row[name], row[f"{name}_std"], name in ranked and _is_close(row)) for row in rows
         }
         for name in shown
     }
 
 
-def _meanings(settings: Mapping[str, Rows], columns: Iterable[str]) -> str:
-    """What columns are; the closing mean is over the rounds of the first setting's first method."""
-    first = next(row for rows in settings.values() for row in rows)
-    meanings = {"global": f"global model, {window(first['last'], first['last_rounds'])}", **_MEANINGS}
-    return "; ".join(f"{name}: {meanings[name]}" for name in columns if name in meanings)
+def _is_close(row: Mapping[str, Any]) -> bool:
+    return row["rank"] is not None and row["rank"] > 1 and row["p_seeds"] is not None and row["p_seeds"] >= LEVEL
 
 
 def _cell(column: Column, method: str, measure: str) -> str:
@@ -93,16 +87,16 @@ def _cell(column: Column, method: str, measure: str) -> str:
     is_best = value == (min(known) if measure in LOWER_IS_BETTER else max(known))
     text = f"{scale * value:.{digits}f}"
     deviation = "" if spread is None else rf" \pm {scale * spread:.{digits}f}"
-    number = rf"\mathbf{{{text}}}" if is_best or is_close else text
-    return f"${number}{deviation}$"
+    number = rf"\mathbf{{{text}}}" if is_best else text
+    return f"${number}{deviation}$" + ("$^*$" if is_close else "")
 
 
-def _caption(about: str, measure: str, meanings: str, close: Sequence[str]) -> str:
+def _caption(about: str, measure: str, columns: Iterable[str], has_star: bool) -> str:
     unit = "" if measure == "loss" else r" in \%"
     said = f"{_title(measure)}{unit}, mean $\\pm$ standard deviation over seeds. {escaped(about)}"
-    rules = "; ".join(dict.fromkeys(close)).replace("p ≥ ", "paired t-test, $p \\geq$ ")
-    bold = "Bold: the best" + (f", and what cannot be told from it ({rules})." if rules else ".")
-    return f"{said} {meanings.capitalize()}. {bold}" if meanings else f"{said} {bold}"
+    star = f" $^*$: not told from the best (paired t-test, $p \\geq {LEVEL}$)." if has_star else ""
+    meanings = "; ".join(f"{name}: {_MEANINGS[name]}" for name in columns if name in _MEANINGS)
+    return f"{said} {meanings.capitalize()}. Bold: the best.{star}" if meanings else f"{said} Bold: the best.{star}"
 
 
 def _title(measure: str) -> str:

@@ -1,13 +1,13 @@
 // ---- lines over rounds, bytes or seconds ----
-// series: group (its mark), label, result (written at its end), xs, ys, low, high, preparation (its cost on this axis),
-// unfinished, other (it is drawn with another model than the rest). axis: name, write, whole (rounds)
+// series: group (its mark), label, xs, ys, low, high, preparation (its cost on this axis), unfinished, other (it is drawn
+// with another model than the rest). axis: name, write, whole (rounds)
 function lines(about, axis, yName, visible, name, averaged = () => 1) {
   return chart(about, (width, frame) => {
     const series = visible().map((one) => ({ ...one, at: one.xs.map((x, number) => [x, one.ys[number], number]).filter(([x, y]) => known(x) && known(y)) })).filter((one) => one.at.length);
     const height = Math.round(Math.max(270, Math.min(400, width * 0.42))), image = canvas(width, height, { tabindex: 0 });
     if (!series.length) return fill(image, {}, [text(width / 2, height / 2, "nothing was measured", { "text-anchor": "middle" })]);
-    const labelled = width >= 560 && series.length <= 10, wide = (words) => 24 + 7 * words.length, names = (one) => (series.length > 1 ? one.label : ""), ended = (one) => `${names(one)} ${one.result}`.trim();
-    const label = series.every((one) => wide(ended(one)) <= width / 3) ? ended : names, right = labelled ? Math.min(width / 3, Math.max(...series.map((one) => wide(label(one))))) : 14;
+    const labelled = width >= 560 && series.length > 1 && series.length <= 10;
+    const wide = (words) => 24 + 7 * words.length, right = labelled ? Math.min(width / 3, Math.max(...series.map((one) => wide(one.label)))) : 14;
     const box = { left: 44, right: width - right, top: 26, bottom: height - 44 };
     const prepared = Math.max(0, ...series.map((one) => one.preparation || 0));
     const highX = Math.max(...series.flatMap((one) => one.at.map(([x]) => x)), 1e-9), start = box.left + (axis.whole && prepared ? Math.min(44, 0.12 * width) : 0); // where round 0 is
@@ -24,7 +24,7 @@ function lines(about, axis, yName, visible, name, averaged = () => 1) {
     image.append(...layers);
     const seeded = series.filter((one) => one.low);
     for (const one of series) one.parts = trace(layers, one, x, y, (seeded.indexOf(one) - (seeded.length - 1) / 2) * 4);
-    if (labelled) endLabels(image, series.map((one) => ({ label: label(one), x: x(one.at.at(-1)[0]), y: y(one.at.at(-1)[1]), wide: wide(label(one)), colour: one.group.colour })), box);
+    if (labelled) endLabels(image, series.map((one) => ({ label: one.label, x: x(one.at.at(-1)[0]), y: y(one.at.at(-1)[1]), wide: wide(one.label), colour: one.group.colour })), box);
     if (axis.whole && averaged() > 1) ranking(image, series, averaged(), x, box);
     pointing(image, frame, { width, height, series, axis, x, y, box });
     if (series.length === 1) chosenLine(series, series[0]);
@@ -48,8 +48,9 @@ function preparations(image, series, axis, x, box) {
 function ranking(image, series, count, x, box) {
   const from = new Set(series.map((one) => one.at.at(-Math.min(count, one.at.length))[0])), to = new Set(series.map((one) => one.at.at(-1)[0]));
   if (from.size > 1 || to.size > 1) return;
-  const [left, right] = [x([...from][0]), x([...to][0])], words = `ranked by ${report.averaged}`, height = box.bottom - 8, fits = right - left > 7 * words.length;
-  image.append(drawn("path", { class: "window", d: `M${left},${height - 4} v4 H${right} v-4` }), text(fits ? (left + right) / 2 : right, height - 8, words, { "text-anchor": fits ? "middle" : "end", class: "end" }));
+  const [left, right] = [x([...from][0]), x([...to][0])], words = `ranked by the mean of these ${count} evaluations`, height = box.bottom - 8;
+  if (right - left < 7 * words.length) return;
+  image.append(drawn("path", { class: "window", d: `M${left},${height - 4} v4 H${right} v-4` }), text((left + right) / 2, height - 6, words, { "text-anchor": "middle", class: "end" }));
 }
 
 // A line, a mark for every evaluation, and from the lowest to the highest seed: thin intervals, or a band where asked.
