@@ -139,6 +139,47 @@ def test_rates_then_values_then_what_counts(tiny, tmp_path):
     assert again.rows == book.rows and not [*missing(league, again, lambda *_: 9)]
 
 
+def test_a_rate_that_collapses_gives_way_to_a_smaller_one(tiny, tmp_path):
+    """Longer runs of seed 1 fall to chance at 0.1: all that counts is played at 0.03, and the table has that alone."""
+    league = chosen(parsed(tiny, "x"), ["even"], ["fedavg", "fedprox"])
+
+    def accuracy(cell: Match) -> float:
+        if cell.method == "fedprox" and cell.part == "final" and cell.rate == 0.1 and cell.seed == 1:
+            return 0.1
+        return 0.8 if cell.rate == 0.1 else 0.7 if cell.rate == 0.03 else 0.6
+
+    book, _ = played(league, accuracy, tmp_path)
+    finals = [(cell.method, cell.rate, cell.seed) for cell in book.rows if cell.part == "final"]
+    assert finals == [
+        *[("fedavg", 0.1, seed) for seed in (0, 1)],
+        *[("fedprox", rate, seed) for rate in (0.1, 0.03) for seed in (0, 1)],
+    ]
+    found = Standings.read(book.path)
+    assert {(row["method"], row["rate"]) for row in found.finals} == {("fedavg", 0.1), ("fedprox", 0.03)}
+    assert found.collapsed == [("fedprox", "even")]
+    assert found.average("fedprox", "global") == pytest.approx(0.7)
+    assert "Rates given up after the search, because longer runs collapsed at them: 1." in [*found.findings()]
+
+
+def test_a_method_that_collapses_everywhere_stays_at_its_smallest_rate(tiny, tmp_path):
+    league = chosen(parsed(tiny, "x"), ["even"], ["fedavg"])
+    book, _ = played(league, lambda cell: 0.1 if cell.part == "final" else 0.5, tmp_path)
+    rates = sorted(cell.rate for cell in book.rows if cell.part == "rate")
+    assert {row["rate"] for row in Standings.read(book.path).finals} == {rates[0]}
+
+
+def test_budgets_are_kept_beside_the_runs(tiny, tmp_path, monkeypatch):
+    league = parsed(tiny, "x")
+    book = Book(tmp_path / "book.json", league)
+    found = Season(league, book, tmp_path / "runs").budget("even", "fedprox", "0.1")
+    monkeypatch.setattr("fedlens.league.run.rounds_within", lambda _: (0, 0.0, 0.0))
+    again = Season(league, book, tmp_path / "runs")
+    assert again.budget("even", "fedprox", "0.1") == found != (0, 0.0, 0.0)
+    assert again.budget("even", "fedprox", "0.01") == (0, 0.0, 0.0)  # other settings are found out
+    (tmp_path / "runs/budgets.json").write_text("[]")
+    assert Season(league, book, tmp_path / "runs").budget("even", "fedprox", "0.1") == (0, 0.0, 0.0)
+
+
 def test_worlds_are_played_one_after_another(tiny, tmp_path):
     """All of a world is asked for before the next one, and what stands beside the ranks at last."""
     league = parsed(tiny, "x")
@@ -210,7 +251,7 @@ def test_it_is_played_to_its_end(season, tiny):
     assert {row["state"] for row in book.rows.values()} == {"complete"}
     finals = [cell for cell in book.rows if cell.part == "final"]
     assert len(finals) == 3 * 2 + 1 and "runs are done, about 0 are left" in said
-    assert not any((place / "runs").iterdir())  # what was read is gone
+    assert [path.name for path in (place / "runs").iterdir()] == ["budgets.json"]  # what was read is gone
     assert all(row["images"] <= row["budget"] for row in book.rows.values())
     lines = book.path.read_text().splitlines()
     assert sum('"part"' in line for line in lines) == len(book.rows)  # one line a run

@@ -18,7 +18,7 @@ from ..compare.board import Board
 from ..compare.crew import Crew
 from ..compare.parallel import Supply, Task, side_by_side, supplied
 from ..core.errors import BadInput
-from ..core.files import read_json, write_atomic
+from ..core.files import read_json, write_atomic, write_json
 from ..core.format import duration
 from ..runs.folder import RunFolder
 from ..runs.grid import mean, placement
@@ -29,6 +29,7 @@ from .spec import League, extended
 Part = Literal["rate", "main", "final"]
 FORMAT = 1
 _PATIENCE = 10.0  # seconds between two lines that say how far it is
+_COLLAPSE = 0.1  # accuracy that a longer run may lose to its own search before its rate counts as too large
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,24 @@ class Book:
         ]
         return max(some, key=lambda one: one[:2])[2] if some else None
 
+    def steady(self, setting: Match) -> Match:
+        """The setting, or the best of a smaller rate, where a run that counts ended far below the shorter search."""
+        searched, measure = self.of(setting.world, setting.method), self.league.entries[setting.method].measure
+        scores = {cell: score_of(row, measure) for cell, row in searched.items() if row["state"] == "complete"}
+        while True:
+            mine = [cell for cell in scores if (cell.rate, cell.value) == (setting.rate, setting.value)]
+            finals = [scores[cell] or 0.0 for cell in mine if cell.part == "final"]
+            if all(score >= (scores[setting] or 0.0) - _COLLAPSE for score in finals):
+                return setting
+            smaller = [
+                (score, -cell.rate, cell.part, cell)
+                for cell, score in scores.items()
+                if cell.part != "final" and cell.rate < setting.rate and score is not None
+            ]
+            if not smaller:
+                return setting
+            setting = max(smaller, key=lambda one: one[:3])[3]
+
 
 def read_book(path: Path) -> dict[str, Any]:
     """What `Book` wrote; refuses anything else."""
@@ -153,7 +172,8 @@ def missing(league: League, book: Book, rounds: Rounds, done: set[tuple[str, str
     """What can be run now, a world after the other; asked again when some of it is done, until nothing is left.
 
     Rates first, a step beyond the grid where the best lies at its edge; then values of the main parameter at the best
-    rate; then the seeds that count, under the best of both. `done` keeps the pairs that need not be looked at again.
+    rate; then the seeds that count, under the best of both. Where one of these collapses, all of them are played at a
+    smaller rate: the search is shorter, and cannot know. `done` keeps the pairs that need not be looked at again.
     """
     done = set() if done is None else done
     for world, method in league.pairs():
@@ -162,6 +182,7 @@ def missing(league: League, book: Book, rounds: Rounds, done: set[tuple[str, str
         searched = _searched(league, book, world, method, rounds)
         todo = searched if isinstance(searched, list) else []
         if isinstance(searched, Match):
+            searched = book.steady(searched)
             whole = rounds(world, method, searched.value)
             finals = (replace(searched, part="final", seed=seed, rounds=whole) for seed in league.seeds)
             todo = [cell for cell in finals if cell not in book.rows]
@@ -199,7 +220,13 @@ def _searched(league: League, book: Book, world: str, method: str, rounds: Round
 
 
 def _default(league: League, world: str, method: str) -> str:
-    """What the main parameter is without a word."""
+    """What the main parameter is without a word; asked for often, and reading settings takes a while."""
+    if (world, method) not in league.defaults:
+        league.defaults[world, method] = _read_default(league, world, method)
+    return league.defaults[world, method]
+
+
+def _read_default(league: League, world: str, method: str) -> str:
     entry = league.entries[method]
     if not entry.key.startswith("algorithm."):
         return ""
@@ -248,6 +275,19 @@ def to_come(league: League, book: Book) -> list[str]:
 
 
 # ---- doing it --------------------------------------------------------------------------------------------------------
+BUDGETS = "budgets.json"
+
+
+def _kept(file: Path) -> dict[str, tuple[int, float, float]]:
+    """Budgets by settings; none where there is no file, or one that is not ours."""
+    try:
+        return {
+            what: (int(rounds), float(images), float(most)) for what, (rounds, images, most) in read_json(file).items()
+        }
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
 class Season(Supply):
     """A league that is played: where its runs lie, what is under way, and what the budgets are."""
 
@@ -261,13 +301,16 @@ class Season(Supply):
         self.under_way: dict[str, Match] = {}
         self._said = -math.inf
         self._done: set[tuple[str, str]] = set()
-        self._budgets: dict[tuple[str, str, str], tuple[int, float, float]] = {}
+        self._budgets: dict[str, tuple[int, float, float]] = _kept(runs / BUDGETS)
 
     def budget(self, world: str, method: str, value: str) -> tuple[int, float, float]:
-        """Rounds, what is trained in them, and what may be."""
-        what = world, method, value
+        """Rounds, what is trained in them, and what may be; kept beside the runs, as finding it out takes a second."""
+        words = self.league.words_of(world, method, *self._value(method, value))
+        what = " ".join(words)
         if what not in self._budgets:
-            self._budgets[what] = rounds_within(self.league.experiment(world, method, *self._value(method, value)))
+            self._budgets[what] = rounds_within(config.read(None, words))
+            self.runs.mkdir(parents=True, exist_ok=True)
+            write_json(self.runs / BUDGETS, self._budgets)
         return self._budgets[what]
 
     def missing(self) -> Iterator[Match]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -70,6 +71,11 @@ class League:
         full = [(world, name) for world in self.worlds for name, entry in self.entries.items() if entry.everywhere]
         rest = [(world, name) for world in self.some for name, entry in self.entries.items() if not entry.everywhere]
         return [*full, *rest]
+
+    @cached_property
+    def defaults(self) -> dict[tuple[str, str], str]:
+        """What is known of main parameters, by (world, method)."""
+        return {}
 
     def rounds(self, world: str) -> int:
         return self.experiment(world, next(iter(self.entries))).rounds

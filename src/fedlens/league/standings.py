@@ -40,7 +40,20 @@ class Standings:
 
     @cached_property
     def finals(self) -> list[Mapping[str, Any]]:
-        return [row for row in self.content["cells"] if row["part"] == "final" and row["state"] == "complete"]
+        """Of the smallest rate: a larger one that was played before had collapsed."""
+        rows = [row for row in self.content["cells"] if row["part"] == "final" and row["state"] == "complete"]
+        least: dict[tuple[str, str], float] = {}
+        for row in rows:
+            pair = row["world"], row["method"]
+            least[pair] = min(row["rate"], least.get(pair, row["rate"]))
+        return [row for row in rows if row["rate"] == least[row["world"], row["method"]]]
+
+    @property
+    def collapsed(self) -> list[tuple[str, str]]:
+        """(method, world) of which a rate was given up after the search, since longer runs collapsed at it."""
+        kept = {id(row) for row in self.finals}
+        rows = [row for row in self.content["cells"] if row["part"] == "final" and id(row) not in kept]
+        return sorted({(row["method"], row["world"]) for row in rows})
 
     @property
     def played(self) -> tuple[list[str], list[str]]:
@@ -182,6 +195,8 @@ class Standings:
             f"The search took {cost['search_runs']:.0f} runs and {cost['search_seconds'] / 3600:.1f} hours, "
             f"what counts {cost['runs']:.0f} runs and {cost['seconds'] / 3600:.1f}."
         )
+        if lost := self.collapsed:
+            yield f"Rates given up after the search, because longer runs collapsed at them: {len(lost)}."
         edge = self.at_the_edge()
         yield f"Best rates at the edge of what was tried: {len(edge)} of {sum(map(len, self.rates().values()))}."
 
