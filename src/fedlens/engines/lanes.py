@@ -29,7 +29,8 @@ from ..core.tree import Tree
 from .prefetch import Window
 from .sequential import Sequential, looked_at, owned, tuned
 
-_WARM_UP = 3  # steps before recording: libraries choose kernels and allocate on the first ones
+_WARM_UP = 3  # steps before the first recording of a stage: libraries choose kernels and allocate on the first ones
+_AGAIN = 1  # before the next ones: what is chosen is known, and each stream needs storage of its own
 _BURST = 8  # steps queued for a lane at a time: no lane starves, and the host is ahead of the device
 _EAGER = 4  # lanes without recording: there is no overlap to gain
 MOST = 64  # recorded lanes on a device: more gain nothing, and recording each takes time
@@ -107,7 +108,7 @@ class Lane:
         self.local.copy_(self.stage.algorithm.step(self._views[phase], self.local, batch))
         self.t += 1
 
-    def record(self, client: Client) -> None:
+    def record(self, client: Client, warm_up: int = _WARM_UP) -> None:
         """One graph for each kind of step. Warming up moves the lane's values: a client is seated afterwards."""
         assert self.stream is not None
         some = client.data.index.cpu()[torch.arange(self.stage.size) % client.examples].expand(len(self.lines), -1)
@@ -118,7 +119,7 @@ class Lane:
         torch.cuda.synchronize(self.device)
         for phase in dict.fromkeys(self.stage.algorithm.phase(epoch) for epoch in range(max(self.stage.epochs, 1))):
             with torch.cuda.stream(self.stream):
-                for _ in range(_WARM_UP):
+                for _ in range(warm_up):
                     self.t.zero_()
                     self._step(phase)
                 self.t.zero_()
@@ -357,7 +358,7 @@ class Lanes(Sequential):
         if self.recorded and client.steps and job.stage.algorithm.capturable:
             began = time.perf_counter()
             with _no_collection(), tuned(place.net):
-                lane.record(client)
+                lane.record(client, _AGAIN if job.stage in place.rooms else _WARM_UP)
             if place.net.compile and not self.compile_seconds:
                 self.compile_seconds = time.perf_counter() - began
             if job.stage not in place.rooms:
