@@ -366,6 +366,20 @@ def test_a_run_that_fails_is_written_down_and_tried_again(tiny, tmp_path):
     assert not Book(tmp_path / "book.json", league).rows
 
 
+def test_a_rate_that_a_method_refuses_does_not_end_the_league(tiny, tmp_path):
+    """pFedMe refuses a step that is too long for its pull; the other rates are played."""
+    content = {**tiny, "methods": {"fedavg": None, "pfedme": None}, "others": {}, "rates": [0.01, 3.0], "seeds": [0]}
+    league = chosen(parsed(content, "x"), ["even"], ["pfedme"])
+    book = Book(tmp_path / "book.json", league)
+    season, names = Season(league, book, tmp_path / "runs"), []
+    while (task := season.take()) is not None and len(names) < 9:
+        names.append(task.name)
+        assert "3" not in task.name.partition("lr ")[2].partition(",")[0]
+    assert names == ["rate: pfedme lr 0.01, even, seed 7"]
+    (failed,) = book.rows.items()
+    assert failed[0].rate == 3.0 and "lower one of them" in failed[1]["error"]
+
+
 def test_the_league_that_comes_with_it():
     content = yaml.safe_load((ROOT / "benchmarks/league.yaml").read_text())
     league = parsed(content, "league.yaml")

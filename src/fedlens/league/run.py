@@ -337,17 +337,22 @@ class Season(Supply):
 
     def take(self) -> Task | None:
         """The first run that can begin; none when the time is up."""
-        if self.over:
-            return None
-        cell = next((one for one in self.missing() if one.name not in self.under_way), None)
-        if cell is None:
-            return None
-        self.under_way[cell.name] = cell
-        task = self.task(cell)
-        if self.board is not None:
-            self.board.add(task.name, task.rounds)
-            self.board.to_come = max(0, self.left - len(self.under_way))
-        return task
+        while not self.over:
+            cell = next((one for one in self.missing() if one.name not in self.under_way), None)
+            if cell is None:
+                return None
+            try:
+                task = self.task(cell)
+                rounds = task.rounds
+            except BadInput as error:  # a rate that this method refuses
+                self.book.add(cell, {"state": "failed", "error": str(error)})
+                continue
+            self.under_way[cell.name] = cell
+            if self.board is not None:
+                self.board.add(task.name, rounds)
+                self.board.to_come = max(0, self.left - len(self.under_way))
+            return task
+        return None
 
     def ended(self, task: Task, why: str) -> None:
         """A line of the book, and the run's folder goes; what failed is written down with its sentence."""
