@@ -20,41 +20,10 @@ from fedlens.league.page import write
 from fedlens.league.run import Book, Match, Season, all_runs, missing, play, still, to_come
 from fedlens.league.spec import chosen, extended, measure_of, parsed
 from fedlens.league.standings import Standings
+from fedlens.league.words import findings
+from fedlens.league.words import table as table_of
 
 ROOT = Path(__file__).parents[2]
-WORDS = ["model=mlp", "model.hidden=8", "clients=4", "cohort=2", "rounds=4", "local.epochs=2", "local.batch_size=8"]
-PLAIN = [
-    "engine=sequential",
-    "device=cpu",
-    "durable=false",
-    "checkpoint=0",
-    "evaluate.last=2",
-    "evaluate.targets=[0.1]",
-]
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    """Three classes in two worlds: FedAvg under two names, with a private head, and alone."""
-    folder = tmp_path_factory.mktemp("data")
-    draw = np.random.default_rng(0)
-    y = np.arange(140) % 3
-    x = (draw.random((140, 8, 8)) * 90 + 55 * y[:, None, None]).astype(np.uint8)
-    np.savez(folder / "tiny.npz", x_train=x[:100], y_train=y[:100], x_test=x[100:], y_test=y[100:])
-    data = [*WORDS, *PLAIN, "data=npz", f"data.path={folder / 'tiny.npz'}"]
-    return {
-        "title": "A small league",
-        "words": data,
-        "worlds": {
-            "skewed": {"kind": "skew", "words": ["partition.alpha=0.3", "partition.min_size=2"]},
-            "even": {"kind": "even", "words": ["partition=iid"]},
-        },
-        "methods": {"fedavg": None, "twin": {"method": "fedavg"}, "fedprox": {"main": {"algorithm.mu": [0.1, 0.01]}}},
-        "others": {"worlds": ["even"], "methods": {"local": None}},
-        "rates": [0.03, 0.1],
-        "seeds": [0, 1],
-        "search": {"seed": 7, "share": 0.5},
-    }
 
 
 def experiment(tiny, *words):
@@ -158,7 +127,7 @@ def test_a_rate_that_collapses_gives_way_to_a_smaller_one(tiny, tmp_path):
     assert {(row["method"], row["rate"]) for row in found.finals} == {("fedavg", 0.1), ("fedprox", 0.03)}
     assert found.collapsed == [("fedprox", "even")]
     assert found.average("fedprox", "global") == pytest.approx(0.7)
-    assert "Rates given up after the search, because longer runs collapsed at them: 1." in [*found.findings()]
+    assert "because longer runs collapsed at them: 1." in [*findings(found)][-1]
 
 
 def test_a_method_that_collapses_everywhere_stays_at_its_smallest_rate(tiny, tmp_path):
@@ -277,9 +246,16 @@ def test_the_page_is_made_of_the_numbers(season):
     page, *pictures = write(Standings.read(book.path), place)
     text = page.read_text()
     assert [path.name for path in pictures] == ["league.png", "league_rates.png"] and all(p.is_file() for p in pictures)
-    for heading in ("# A small league", "## Table", "## In some worlds alone", "## Pairs", "## Rates", "## Worlds"):
+    for heading in (
+        "# A small league",
+        "## What to try first",
+        "## Table",
+        "## Findings",
+        "## In some worlds alone",
+        "## Pairs",
+    ):
         assert heading in text
-    table = {row["method"]: row for row in Standings.read(book.path).table()}
+    table = {row["method"]: row for row in table_of(Standings.read(book.path))}
     assert set(table) == {"fedavg", "twin", "fedprox"} and table["fedavg"]["privacy"] == "updates only"
     assert f"| {table['fedprox']['method']} | {table['fedprox']['global rank']} |" in text
     assert "| local | 1 |" in text  # beside the ranking, in one world
@@ -288,6 +264,7 @@ def test_the_page_is_made_of_the_numbers(season):
     half["cells"] = [row for row in half["cells"] if row["world"] == "even" and row["method"] != "fedprox"]
     told = league_text(Standings(half), [])
     assert "a part of the league: 1 of 2 worlds and 2 of 3 ranked methods. The whole league is not run." in told
+    assert "Of 6 pairs of a world and a method 2 are done." in told
     assert "Not played yet: fedprox.\n\nPlayed:\n\n- even\n" in told
     before = text, *(p.with_suffix(".svg").read_bytes() for p in pictures)
     write(Standings.read(book.path), place)

@@ -39,6 +39,7 @@ def league(
     from ..league.run import Book, Season, play, to_come
     from ..league.spec import chosen, name_of, read
     from ..league.standings import Standings
+    from ..league.words import findings, first, table
 
     given, look = words or [], figures(style, width)
     own, where = [word for word in given if "=" not in word], [word for word in given if "=" in word]
@@ -57,15 +58,16 @@ def league(
             done = play(season, board(json), processes=processes, seconds=60 * minutes)
         except KeyboardInterrupt:
             raise Explained(complain("stopped; the same command goes on where it was", 130)) from None
-    found, folder = Standings.read(Path(book)), Path(book).parent
+    found, folder = Standings.read(Path(book), [name_of(one) for one in own]), Path(book).parent
     with look as printed:
-        written = [*write(found, folder.parent if folder.name == "data" else folder), *printed]
+        written = [*write(found, folder.parent if folder.name == "data" else folder, Path(book)), *printed]
     if json:
-        say_json({"table": found.table(), "findings": [*found.findings()], "written": [*map(str, written)]})
+        told = {"table": table(found), "first": [*first(found)], "findings": [*findings(found)]}
+        say_json({**told, "written": [*map(str, written)]})
     else:
-        for finding in found.findings():
-            print_text(finding)
-        print_rows(found.table())
+        for paragraph in (*first(found), *findings(found)):
+            print_text(paragraph.replace("**", ""))
+        print_rows(table(found))
         print(*written, sep="\n")
     raise typer.Exit(0 if done else 1)
 

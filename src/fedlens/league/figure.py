@@ -10,6 +10,8 @@ from ..plots.style import caption, colour_of, dash_of, pyplot, save
 from .standings import MEASURES, Standings
 from .statistics import Ranking
 
+_GREY: dict[str, Any] = {"color": "#b0b0b0", "linewidth": 0.7, "zorder": 1}
+
 
 def draw(found: Standings, path: Path) -> Path | None:
     """Mean ranks of all methods, one panel for each kind of world and model; a bar joins what cannot be told apart."""
@@ -82,17 +84,20 @@ def draw_rates(found: Standings, path: Path) -> Path | None:
             if not (curve := _curve(found, method, world)):
                 continue
             rates, accuracies = zip(*curve, strict=True)
-            line = axis.plot(rates, [100 * a for a in accuracies], color=colour_of(method), linestyle=dash_of(method))
-            drawn[method] = line[0]
+            is_named = found.methods[method]["everywhere"]
+            look = {"color": colour_of(method), "linestyle": dash_of(method)} if is_named else _GREY
+            line = axis.plot(rates, [100 * a for a in accuracies], **look)
+            drawn[method if is_named else "methods without a rank"] = line[0]
             rate = chosen.get(method, {}).get(world, (None, ""))[0]
-            axis.plot(*_dot(curve, rate), "o", color=colour_of(method), markersize=4)
+            axis.plot(*_dot(curve, rate), "o", color=look["color"], markersize=4 if is_named else 2.5)
         axis.set(xscale="log", title=world)
         axis.title.set_fontsize(9)
     figure.legend(drawn.values(), drawn.keys(), loc="outside upper center", ncols=8, fontsize=8)
     figure.draw_without_rendering()  # laid out before it is measured
     caption(
         figure,
-        "Accuracy in % over local rates, of the model that a method is about: a part of the rounds, on another seed.",
+        "Accuracy in % over local rates, of the model that a method is about: a part of the rounds, on another seed. "
+        "A dot is the rate that was chosen.",
     )
     return save(figure, path)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
@@ -12,7 +12,7 @@ from typing import Any
 from ..core.errors import BadInput
 from ..simulate.describe import privacy_class
 from .run import read_book
-from .statistics import ALPHA, Pair, Ranking, pair, pairs, ranking
+from .statistics import Pair, Ranking, pair, pairs, ranking
 
 MEASURES = ("global", "personal")
 REFERENCE = "fedavg"
@@ -20,15 +20,16 @@ REFERENCE = "fedavg"
 
 @dataclass(frozen=True)
 class Standings:
-    """What is known at the moment; worlds that some ranked method lacks are not ranked yet."""
+    """What is known at the moment. Ranked are the worlds and methods that leave no gap between them."""
 
     content: Mapping[str, Any]
+    keep: tuple[str, ...] = ()  # methods that are ranked whatever it costs in worlds: those of the user
 
     @classmethod
-    def read(cls, path: Path) -> Standings:
+    def read(cls, path: Path, keep: Sequence[str] = ()) -> Standings:
         if not path.is_file():
             raise BadInput(f"there is no {path}: `fedlens league` writes it")
-        return cls(read_book(path))
+        return cls(read_book(path), tuple(keep))
 
     @property
     def worlds(self) -> Mapping[str, Any]:
@@ -55,10 +56,21 @@ class Standings:
         rows = [row for row in self.content["cells"] if row["part"] == "final" and id(row) not in kept]
         return sorted({(row["method"], row["world"]) for row in rows})
 
+    @cached_property
+    def counted(self) -> list[Mapping[str, Any]]:
+        """Finals of methods that have every seed of their world: other seeds are other splits and first weights."""
+        seeds: dict[tuple[str, str], set[int]] = {}
+        for row in self.finals:
+            seeds.setdefault((row["world"], row["method"]), set()).add(row["seed"])
+        whole: dict[str, set[int]] = {}
+        for (world, _), mine in seeds.items():
+            whole[world] = max(whole.get(world, set()), mine, key=len)
+        return [row for row in self.finals if seeds[row["world"], row["method"]] >= whole[row["world"]]]
+
     @property
     def played(self) -> tuple[list[str], list[str]]:
         """(worlds, ranked methods) of which a run that counts is done."""
-        worlds, methods = ({row[name] for row in self.finals} for name in ("world", "method"))
+        worlds, methods = ({row[name] for row in self.counted} for name in ("world", "method"))
         ranked = [name for name, about in self.methods.items() if about["everywhere"] and name in methods]
         return [name for name in self.worlds if name in worlds], ranked
 
@@ -73,21 +85,50 @@ class Standings:
     def scores(self, measure: str, worlds: Sequence[str] = ()) -> dict[str, dict[str, float]]:
         """world -> method -> accuracy, the mean over seeds."""
         found: dict[str, dict[str, list[float]]] = {}
-        for row in self.finals:
+        for row in self.counted:
             if row.get(measure) is not None and (not worlds or row["world"] in worlds):
                 found.setdefault(row["world"], {}).setdefault(row["method"], []).append(row[measure])
         return {world: {name: fmean(values) for name, values in by.items()} for world, by in found.items()}
 
     def ranking(self, measure: str, worlds: Sequence[str] = ()) -> Ranking | None:
-        """Of the methods that are everywhere, over worlds in which all are done; nothing without two of each."""
-        whole = self.ranked(measure, worlds)
-        return ranking(whole) if len(whole) > 1 and len(next(iter(whole.values()))) > 1 else None
+        """Over what is ranked; nothing without two worlds and two methods."""
+        asked = measure, tuple(worlds)
+        if asked not in self._rankings:
+            whole = self.ranked(measure, worlds)
+            enough = len(whole) > 1 and len(next(iter(whole.values()))) > 1
+            self._rankings[asked] = ranking(whole) if enough else None
+        return self._rankings[asked]
+
+    @cached_property
+    def _rankings(self) -> dict[tuple[str, tuple[str, ...]], Ranking | None]:
+        """A page asks for the same again and again, and intervals take a while."""
+        return {}
 
     def ranked(self, measure: str, worlds: Sequence[str] = ()) -> dict[str, dict[str, float]]:
-        """What is ranked: world -> method -> accuracy."""
+        """What is ranked: world -> method -> accuracy, without gaps.
+
+        The method or the world that lacks the largest share goes first, a method before a world where they are alike.
+        """
         scores = self.scores(measure, worlds)
-        everyone = {name for by in scores.values() for name in by if self.methods[name]["everywhere"]}
-        return {w: {name: by[name] for name in everyone} for w, by in scores.items() if everyone <= by.keys()}
+        names = {name for by in scores.values() for name in by if self.methods[name]["everywhere"]}
+        must = {REFERENCE, *self.keep} & names
+        kept = set(scores)
+        while gaps := [(world, name) for world in kept for name in names if name not in scores[world]]:
+            lacking = {
+                **{(True, name): sum(one == name for _, one in gaps) / len(kept) for name in names - must},
+                **{(False, world): sum(one == world for one, _ in gaps) / len(names) for world in kept},
+            }
+            is_method, worst = max(lacking, key=lambda one: (lacking[one], one))
+            (names if is_method else kept).discard(worst)
+        return {world: {name: scores[world][name] for name in sorted(names)} for world in scores if world in kept}
+
+    def unranked(self, measure: str) -> dict[str, int]:
+        """Methods that lack worlds of the ranking, with the number of worlds that they have."""
+        scores, ranked = self.scores(measure), self.ranked(measure)
+        inside = {name for by in ranked.values() for name in by}
+        names = [name for name, about in self.methods.items() if about["everywhere"] and name not in inside]
+        counts = {name: sum(name in by for by in scores.values()) for name in names}
+        return {name: count for name, count in counts.items() if count}
 
     def beside(self, measure: str) -> list[Pair]:
         """Every other method against the reference, over the worlds that both have."""
@@ -96,13 +137,48 @@ class Standings:
         found = [pair(scores, name, REFERENCE) for name in names]
         return sorted((one for one in found if one.worlds), key=lambda one: -one.difference)
 
-    def average(self, method: str, name: str) -> float | None:
-        values = [row[name] for row in self.finals if row["method"] == method and row.get(name) is not None]
-        return fmean(values) if values else None
+    def against(self, measure: str, worlds: Sequence[str] = ()) -> dict[str, Pair]:
+        """Ranked methods less the reference, tested; p is corrected for the number of methods."""
+        ranked, found = self.ranked(measure, worlds), {}
+        for one in pairs(ranked, REFERENCE):
+            method = one.a if one.b == REFERENCE else one.b
+            found[method] = replace(pair(ranked, method, REFERENCE), p=one.p)
+        return found
+
+    def fell(self, measure: str) -> dict[str, list[str]]:
+        """Worlds in which a run of a method ended below half of the reference's accuracy."""
+        scores, found = self.scores(measure), {}
+        for row in self.counted:
+            usual = scores.get(row["world"], {}).get(REFERENCE)
+            if usual is not None and row.get(measure) is not None and row[measure] < usual / 2:
+                found.setdefault(row["method"], {})[row["world"]] = None
+        return {method: [*worlds] for method, worlds in found.items()}
+
+    def cost_ratio(self, method: str) -> tuple[float, float] | None:
+        """(bytes, seconds) of a run, as multiples of the reference's in the same worlds."""
+        sums: dict[str, dict[str, list[tuple[float, float]]]] = {}
+        for row in self.counted:
+            if row["method"] in (method, REFERENCE):
+                both = row["bytes_up"] + row["bytes_down"], row["seconds"]
+                sums.setdefault(row["world"], {}).setdefault(row["method"], []).append(both)
+        shared = [by for by in sums.values() if {method, REFERENCE} <= by.keys()]
+        if not shared:
+            return None
+        sent, taken = (
+            fmean(fmean(one[i] for one in by[method]) / fmean(one[i] for one in by[REFERENCE]) for by in shared)
+            for i in (0, 1)
+        )
+        return sent, taken
+
+    def average(self, method: str, name: str, worlds: Sequence[str] = ()) -> float | None:
+        """Over worlds and seeds; nothing where one of these worlds is not done."""
+        mine = [row for row in self.counted if row["method"] == method and (not worlds or row["world"] in worlds)]
+        values = [row[name] for row in mine if row.get(name) is not None]
+        return fmean(values) if values and {row["world"] for row in mine} >= set(worlds) else None
 
     def to_target(self, method: str) -> tuple[float | None, int, int]:
         """(mean bytes a run sent until its target, runs that reached it, runs)."""
-        mine = [row for row in self.finals if row["method"] == method]
+        mine = [row for row in self.counted if row["method"] == method]
         hit = [row["target"]["bytes"] for row in mine if row.get("target")]
         return (fmean(hit) if hit else None), len(hit), len(mine)
 
@@ -110,7 +186,7 @@ class Standings:
     def rates(self) -> dict[str, dict[str, tuple[float, str]]]:
         """method -> world -> (rate, value) that the runs that count had."""
         found: dict[str, dict[str, tuple[float, str]]] = {}
-        for row in self.finals:
+        for row in self.counted:
             found.setdefault(row["method"], {})[row["world"]] = row["rate"], row["value"]
         return found
 
@@ -147,76 +223,3 @@ class Standings:
 
     def privacy(self, method: str) -> str:
         return privacy_class(self.methods[method]["algorithm"], self.methods[method]["discloses"])
-
-    # ---- in words ----
-    def table(self) -> list[dict[str, str]]:
-        ranks = {measure: self.ranking(measure) for measure in MEASURES}
-        over = {measure: {one.a: one for one in self.beside(measure)} for measure in MEASURES}
-        rows = []
-        for method, about in self.methods.items():
-            if about["everywhere"] and any(row["method"] == method for row in self.finals):
-                row = {"method": method}
-                for measure in MEASURES:
-                    placed, one = ranks[measure], over[measure].get(method)
-                    row[f"{measure} rank"] = f"{placed.ranks[method]:.1f}" if placed and method in placed.ranks else "–"
-                    row[measure] = _percent(self.average(method, measure))
-                    row[f"{measure}, over {REFERENCE}"] = _interval(one)
-                row["worst tenth"] = _percent(self.average(method, "worst_tenth"))
-                sent, hit, runs = self.to_target(method)
-                row["MB to target"] = f"{sent / 1e6:.0f} ({hit} of {runs})" if sent is not None else f"– (0 of {runs})"
-                row["seconds"] = f"{self.average(method, 'seconds') or 0:.0f}"
-                row["privacy"] = self.privacy(method)
-                rows.append(row)
-        return sorted(rows, key=lambda row: _place(row["global rank"]))
-
-    def findings(self) -> Iterator[str]:
-        """A sentence or two each; what cannot be told apart is said so."""
-        for measure in MEASURES:
-            found, name = self.ranking(measure), f"{measure.capitalize()} models"
-            if found is None:
-                yield f"{name}: not enough finished worlds to rank anything."
-                continue
-            over = f"{len(found.worlds)} worlds, Friedman p = {found.friedman:.2g}"
-            if (found.friedman or 0) >= ALPHA:
-                yield f"{name}: no method differs from another beyond chance ({over})."
-                continue
-            first = next(iter(found.ranks))
-            best = next((group for group in found.groups if first in group), (first,))
-            apart = f"cannot be told apart: {', '.join(best)}" if len(best) > 1 else f"is {first}, ahead of all others"
-            if len(best) == len(found.ranks):
-                apart = f"of {len(best)} methods, {first}, cannot be told from any other"
-            yield f"{name}: the best {apart} ({over})."
-            sure = [one for one in pairs(self.ranked(measure), REFERENCE) if one.differs]
-            better = ", ".join(one.a if one.b == REFERENCE else one.b for one in sure if not _wins(one)) or "none"
-            worse = ", ".join(one.a if one.b == REFERENCE else one.b for one in sure if _wins(one)) or "none"
-            yield f"Beyond chance (Wilcoxon, Holm), better than {REFERENCE}: {better}; worse: {worse}."
-        cost = self.cost()
-        yield (
-            f"The search took {cost['search_runs']:.0f} runs and {cost['search_seconds'] / 3600:.1f} hours, "
-            f"what counts {cost['runs']:.0f} runs and {cost['seconds'] / 3600:.1f}."
-        )
-        if lost := self.collapsed:
-            yield f"Rates given up after the search, because longer runs collapsed at them: {len(lost)}."
-        edge = self.at_the_edge()
-        yield f"Best rates at the edge of what was tried: {len(edge)} of {sum(map(len, self.rates().values()))}."
-
-
-def _wins(one: Pair) -> bool:
-    """Whether the reference is ahead."""
-    return (one.difference > 0) == (one.a == REFERENCE)
-
-
-def _percent(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.1f}"
-
-
-def _interval(one: Pair | None) -> str:
-    """The difference in points; an interval where there are worlds to draw from."""
-    if one is None:
-        return "–"
-    between = f" [{100 * one.low:+.1f}, {100 * one.high:+.1f}]" if one.worlds > 1 else " (one world)"
-    return f"{100 * one.difference:+.1f}{between}"
-
-
-def _place(text: str) -> float:
-    return float(text) if text != "–" else float("inf")
