@@ -286,8 +286,8 @@ def comments(kind: type) -> dict[str, str]:
 
 # ---- results ---------------------------------------------------------------------------------------------------------
 def results(name: str, measured: dict[str, Any]) -> str:
-    rows = []
-    for result in known():
+    rows = league_rows(name)
+    for result in (result for result in known() if not result.get("league")):
         for kind, method in ((k, m) for k in ("global", "personal") for m in result[k]):
             if method == name or method.startswith(f"{name}/"):
                 where = f"{result['data']}, {result['partition']}, {result['clients']} clients, {result['model']}"
@@ -308,6 +308,20 @@ def results(name: str, measured: dict[str, Any]) -> str:
         return f"Nothing yet. `{line}` measures it on your data."
     head = ["where", "model", "accuracy, %", "FedAvg there, %", "from"]
     return f"{table(head, rows)}\n\nOne seed shows where to begin, no ranking."
+
+
+def league_rows(name: str) -> list[list[str]]:
+    """One for each kind of model: the mean over the worlds of the league, which are named on its page."""
+    rows = []
+    for kind in ("global", "personal"):
+        worlds = [one for one in known() if one.get("league") and {name, "fedavg"} <= one[kind].keys()]
+        if worlds:
+            means = [sum(one[kind][each] for one in worlds) / len(worlds) for each in (name, "fedavg")]
+            seeds = min(one["seeds"] for one in worlds)
+            where = f"the league: mean of {len(worlds)} world{'s' * (len(worlds) > 1)}, {seeds} seeds each, tuned rates"
+            link = "[results/league.md](../../results/league.md)"
+            rows.append([where, kind, *map(percent, means), link])
+    return rows
 
 
 def method_of(row: dict[str, Any]) -> str:

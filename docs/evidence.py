@@ -21,7 +21,8 @@ from typing import Any
 from fedlens import config
 from fedlens.algorithms import ALGORITHMS
 from fedlens.experiment import Experiment
-from fedlens.recommend.rank import described, told
+from fedlens.league.standings import Standings
+from fedlens.recommend.rank import data_name, described, told
 
 ROOT = Path(__file__).parents[1]
 DATA, FILE = ROOT / "results" / "data", ROOT / "src" / "fedlens" / "recommend" / "evidence.json"
@@ -53,16 +54,10 @@ def built(
 
 
 def league_results(content: Mapping[str, Any], skews: dict[Any, Skew]) -> list[dict[str, Any]]:
-    """One for each world in which two methods or more are done, under the names that users type."""
-    named = {name for name, about in content["methods"].items() if about["words"] == [f"algorithm={name}"]}
-    found = []
+    """One for each world in which two methods or more are done; what a method ran with there is kept beside it."""
+    standings, found = Standings(content), []
     for world, about in content["worlds"].items():
-        rows = [
-            row for row in content["cells"] if (row["part"], row["world"], row["state"]) == ("final", world, "complete")
-        ]
-        rows = [row for row in rows if row["method"] in named]
-        seeds = {row["method"]: sum(other["method"] == row["method"] for other in rows) for row in rows}
-        rows = [row for row in rows if seeds[row["method"]] == max(seeds.values())]
+        rows = [row for row in standings.counted if row["world"] == world and _is_known(content, row["method"])]
         if len({row["method"] for row in rows}) < 2:
             continue
         experiment = config.read(None, [*about.get("common", ()), *about["words"]])
@@ -74,25 +69,34 @@ def league_results(content: Mapping[str, Any], skews: dict[Any, Skew]) -> list[d
         head |= {
             "model": config.to_dict(experiment.model)["is"],
             "rounds": experiment.rounds,
-            "seeds": max(seeds.values()),
+            "seeds": len({row["seed"] for row in rows}),
         }
         means = {kind: {name: round(fmean(v), 4) for name, v in by.items()} for kind, by in kinds.items()}
         spread = {k: {n: round(stdev(v), 4) for n, v in by.items() if len(v) > 1} for k, by in kinds.items()}
-        cost = {"bytes": {}, "seconds": {}}
-        for name, sent in _by_method(
-            [{**row, "bytes": row["bytes_up"] + row["bytes_down"]} for row in rows], "bytes"
-        ).items():
-            cost["bytes"][name] = round(fmean(sent))
-        for name, seconds in _by_method(rows, "seconds").items():
-            cost["seconds"][name] = round(fmean(seconds), 1)
-        found.append({**head, "skew": skews[split], **means, "league": True, "deviation": spread, **cost})
+        least = {kind: {name: round(min(v), 4) for name, v in by.items()} for kind, by in kinds.items()}
+        sent = _by_method([{**row, "bytes": row["bytes_up"] + row["bytes_down"]} for row in rows], "bytes")
+        seconds = {name: round(fmean(v), 1) for name, v in _by_method(rows, "seconds").items()}
+        cost = {"bytes": {name: round(fmean(v)) for name, v in sent.items()}, "seconds": seconds}
+        ran = {"rates": {row["method"]: row["rate"] for row in rows}, "settings": _settings(content, rows)}
+        uncertain = {"league": True, "deviation": spread, "least": least}
+        found.append({**head, "skew": skews[split], **means, **uncertain, **cost, **ran})
     return found
 
 
-def data_name(experiment: Experiment) -> str:
-    """A part of a data set is named after it."""
-    said = config.to_dict(experiment.data)
-    return said["is"] if said["is"] != "sample" else f"{said['base']['is']} ({said['train']:,} images)"
+def _is_known(content: Mapping[str, Any], name: str) -> bool:
+    """Whether a method of the league has the name that users type: one of a user's own is nobody else's evidence."""
+    return content["methods"][name]["words"][0] == f"algorithm={name}" and name.partition("+")[0] in ALGORITHMS
+
+
+def _settings(content: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Words beside its name that a method ran with: the league's own, and the value of its main parameter."""
+    found = {}
+    for row in rows:
+        about = content["methods"][row["method"]]
+        value = [f"{about['main']}={row['value']}"] if row["value"] else []
+        if words := [*about["words"][1:], *value]:
+            found[row["method"]] = words
+    return found
 
 
 def _by_method(rows: Sequence[Mapping[str, Any]], name: str) -> dict[str, list[float]]:

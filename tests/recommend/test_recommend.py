@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,7 +39,14 @@ def test_every_number_of_the_evidence_is_in_the_file_it_names():
         for accuracy in [*each["global"].values(), *each["personal"].values()]:
             rounded = {f"{100 * (accuracy + off):.2f}" for off in (-5e-5, 0, 5e-5)}  # the file rounds to four digits
             assert (rounded | {f"{accuracy:.3f}"}) & numbers, (each["source"], accuracy)
-        assert f"{each['rounds']}" in text and (each["data"].split("_")[0] in text.lower())
+        assert f"{each['rounds']}" in text and (re.split("[_ ]", each["data"])[0] in text.lower())
+
+
+def data_words(name):
+    """`cifar10 (10,000 images)` is a sample of cifar10."""
+    base, _, part = name.partition(" (")
+    count = part.removesuffix(" images)").replace(",", "")
+    return ["data=sample", f"data.base={base}", f"data.train={count}"] if part else [f"data={base}"]
 
 
 @pytest.mark.skipif("FEDLENS_DATA" not in os.environ, reason="the skew of real data needs FEDLENS_DATA")
@@ -48,9 +56,9 @@ def test_the_skew_of_the_evidence_is_that_of_its_split():
         within = each["partition"].removeprefix("domains, base (").removesuffix(")")
         partition, *settings = within.split(", ")
         path = "partition" if within == each["partition"] else "partition.base"
-        words = [f"data={each['data']}", f"{path}={partition}"]
+        words = [*data_words(each["data"]), f"{path}={partition}"]
         words += [f"{path}.{key}={value}" for key, value in map(str.split, settings)]
-        words[1:1] = ["partition=domains"] if path != "partition" else []
+        words += ["partition=domains"] if path != "partition" else []
         words += [f"clients={each['clients']}"]
         if (split := " ".join(words)) not in found:
             found[split], _ = described(config.read(None, words))
@@ -246,6 +254,59 @@ def test_worlds_count_by_distance_and_what_is_shared_is_said():
     assert "No evidence on such a split: apfl" in said and "2 worlds of the league" in said
 
 
+def test_a_method_that_broke_down_is_never_proposed():
+    """SCAFFOLD is ahead on the average, or its interval reaches the best: one run near chance is enough against it."""
+    mine, _ = described(SKEWED)
+    wide = {"fedavg": 0.01, "scaffold": 0.4}
+    low = world(mine, **{"global": {"fedavg": 0.7, "scaffold": 0.4}, "deviation": {"global": wide}})
+    low["least"] = {"global": {"fedavg": 0.69, "scaffold": 0.1}}
+    (first, second) = recommend(SKEWED, [low], "global").advice
+    assert (first.method, first.verdict, second.method, second.verdict) == ("fedavg", "try", "scaffold", "behind")
+    assert second.high > 0 and "a run on mnist5k ended at 10.0 %, fedavg there at 70.0" in second.why
+    ahead = world(mine, least={"global": {"scaffold": 0.2}})
+    ahead["global"] = {"fedavg": 0.7, "scaffold": 0.8, "fedprox": 0.705}
+    found = recommend(SKEWED, [ahead], "global")
+    assert [(one.method, one.verdict) for one in found.advice] == [
+        ("scaffold", "behind"),
+        ("fedprox", "try"),
+        ("fedavg", "try"),
+    ]
+    assert "fedlens compare fedavg fedprox" in "\n".join(found.notes)
+    behind = world(
+        mine, **{"global": {"fedavg": 0.7, "moon": 0.67}, "deviation": {"global": {"fedavg": 0, "moon": 0.1}}}
+    )
+    moon = recommend(SKEWED, [behind], "global").advice[1]
+    assert moon.high > 0 and moon.verdict == "behind" and moon.why.startswith("3.0 points behind fedavg there")
+
+
+def test_settings_of_the_league_are_said_and_proposed():
+    """A method that the league ran with settings of its own is named with them, and the command has them."""
+    mine, _ = described(SKEWED)
+    there = world(mine, rates={"fedavg": 0.1, "fedsls": 0.03})
+    there["global"] = {"fedavg": 0.7, "fedsls": 0.75}
+    there["settings"] = {"fedsls": ["algorithm.pretrain_epochs=2", "algorithm.blend=0.25"]}
+    far = world(mine, near=0.1, settings={"fedsls": ["algorithm.blend=0.5"]})
+    far["global"] = there["global"]
+    found = recommend(SKEWED, [far, there], "global")
+    assert "ran with pretrain_epochs=2 blend=0.25" in found.advice[0].why
+    assert any("fedavg 0.1, fedsls 0.03. Search yours" in note for note in found.notes)
+    (command,) = re.findall("`fedlens compare (.*)` tests it here", "\n".join(found.notes))
+    words = shlex.split(command)
+    cells = {cell.row: cell.experiment.algorithm for cell in asked(words[: words.index("--seeds")]).cells}
+    assert (cells["fedsls"].pretrain_epochs, cells["fedsls"].blend) == (2, 0.25)
+
+
+def test_a_part_of_a_data_set_is_of_that_set():
+    """A world with 10,000 images of CIFAR-10 is evidence for CIFAR-10, before a table of other images."""
+    mine, _ = described(SKEWED)
+    table = result(mine, data="cifar10", **{"global": {"fedavg": 0.5, "moon": 0.6}})
+    part = world(mine, data="mnist5k (1,000 images)")
+    found = recommend(SKEWED, [table, part], "global")
+    assert "scaffold" in {one.method for one in found.advice}
+    assert not any("Not of your data" in note for note in found.notes)
+    assert any("Not of the league, and not counted: results/x.md: cifar10" in note for note in found.notes)
+
+
 def test_worlds_with_other_numbers_of_clients_do_not_rank():
     mine, _ = described(SKEWED)
     other = world(mine, clients=100)
@@ -256,7 +317,7 @@ def test_worlds_with_other_numbers_of_clients_do_not_rank():
     alone = recommend(SKEWED, [other], "global")
     assert {one.method for one in alone.advice} == {"fedavg", "fednova"}
     assert any("They have 100 clients, yours 20" in note for note in alone.notes)
-    assert any("not of your data" in note for note in alone.notes)
+    assert any("Not of your data" in note for note in alone.notes)
     # Nor does a world of the league where another table has as many clients as the user.
     table = result(mine, clients=20, **{"global": {"fedavg": 0.5, "moon": 0.6}})
     assert [one.method for one in recommend(SKEWED, [other, table], "global").advice] == ["moon", "fedavg"]

@@ -9,7 +9,8 @@ begin when nothing is known, for each kind of model; each result is one comparis
 - personal: method -> accuracy of personal models on each client's test images, after local training, mean over both;
 - ranked_by, measure, order: of a comparison of one's own, which kind and measure it ranks by, and methods in its order;
 - league: whether it is a world of the league, at tuned rates and an equal budget; such worlds are ranked together.
-  Those have deviation (kind -> method -> over seeds), bytes and seconds (method -> of a run), too.
+  Those have deviation and least (kind -> method -> over seeds), bytes and seconds (method -> of a run), rates and
+  settings (method -> what it ran with there, as words), too.
 
 `add(comparison folder, evidence file, source)` adds those of a finished `fedlens compare`.
 """
@@ -34,7 +35,7 @@ from ..core.files import parse_json, read_json, write_json
 from ..data import skew
 from ..experiment import Experiment
 from ..simulate.describe import describe, described_with, privacy_class
-from .weighted import fitting, placed
+from .weighted import failed, fitting, placed, settings_of
 
 Kind = Literal["global", "personal"]
 NEAR = 0.25  # splits that differ by more than this are no evidence for each other
@@ -139,9 +140,9 @@ def recommend(
         return _without_evidence(usable, experiment, kind, mine, notes, limits)
     mine_first = [result for result in near if any(result is one for one in own)]
     fits = fitting(near, experiment.clients)
-    fits = [result for result in fits if result["data"] == config.to_dict(experiment.data)["is"]] or fits
+    fits = [result for result in fits if _is_of(result, experiment)] or fits
     if any(result.get("league") for result in fits) and not mine_first:
-        return _by_league([r for r in near if r.get("league")], experiment, kind, mine, notes, limits)
+        return _by_league(near, experiment, kind, mine, notes, limits)
     first = mine_first or fits
     near = [*first, *(result for result in near if result not in first)]
     best = near[0]
@@ -154,7 +155,7 @@ def recommend(
     for other in near[1:]:
         order = sorted(other[kind], key=lambda name: -other[kind][name])
         notes.append(f"Also near: {_what(other)}: {', '.join(order)}.")
-    if best["data"] != config.to_dict(experiment.data)["is"]:
+    if not _is_of(best, experiment):
         notes.append(f"It is of {best['data']}, not of your data: how hard the images are changes the order, too.")
     untried = sorted(set(ALGORITHMS) - {name for result in near for name in result[kind]})
     notes.append(f"No evidence on such a split: {', '.join(untried)}.")
@@ -215,37 +216,52 @@ def _by_league(
     limits: Limits,
 ) -> Recommendation:
     """From the league's worlds around this split: those with the nearest number of clients, the nearer the more."""
-    used = fitting(near, experiment.clients)
+    worlds = [result for result in near if result.get("league")]
+    used = fitting(worlds, experiment.clients)
     found = placed([(apart(mine, result["skew"]), result) for result in used], kind)
+    ran_with = {one.method: settings_of(used, one.method) for one in found}
+    reasons = {one.method: _ruled_out(one.method, experiment, *limits, ran_with[one.method]) for one in found}
+    fails = {one.method: failed(one, used, kind, MARGIN) for one in found}
+    top = next((one for one in found if not reasons[one.method] and not fails[one.method]), None)
     advice = []
-    top = next((one for one in found if not _ruled_out(one.method, experiment, *limits)), None)
     for one in found:
-        reason, shows = _ruled_out(one.method, experiment, *limits), _privacy(one.method)
+        reason, shows, fails_there = reasons[one.method], _privacy(one.method), fails[one.method]
         reaches = top is not None and (one.high if one.high is not None else one.over) >= top.over - MARGIN
-        why = reason or ("cannot be told from the best there" if reaches else "behind the best there")
-        verdict = "ruled out" if reason else "try" if reaches else "behind"
-        why = "; ".join(part for part in (why, one.cost, shows) if part)
+        said = fails_there or ("cannot be told from the best there" if reaches else "behind the best there")
+        verdict = "ruled out" if reason else "try" if reaches and not fails_there else "behind"
+        words = " ".join(word.removeprefix("algorithm.") for word in ran_with[one.method])
+        why = "; ".join(part for part in (reason or said, words and f"ran with {words}", one.cost, shows) if part)
         found_there = (one.accuracy, one.over, used[0]["source"], one.low, one.high, one.worlds, one.cost, shows)
         advice.append(Advice(one.method, verdict, why, *found_there))
-    seeds = min(result["seeds"] for result in used)
-    worlds = f"{len(used)} world{'s' * (len(used) > 1)}"
-    notes.append(f"Evidence: {worlds} of the league, {seeds} seeds each; the nearer, the more it counts.")
-    notes += [f"- {_setting(result, mine)}" for result in used]
-    if used[0]["clients"] != experiment.clients:
-        notes.append(
-            f"They have {used[0]['clients']} clients, yours {experiment.clients}: the nearest number there is."
-        )
-    left = [result for result in near if result not in used]
+    notes += _about_worlds(used, experiment, mine)
+    left = [result for result in worlds if result not in used]
     notes += [f"Left out, with another number of clients: {_what(result)}." for result in left]
-    if others := sorted({result["data"] for result in used} - {config.to_dict(experiment.data)["is"]}):
-        notes.append(f"They are of {', '.join(others)}, not of your data: how hard the images are changes the order.")
+    notes += [f"Not of the league, and not counted: {_what(result)}." for result in near if result not in worlds]
     notes.append("low and high: a 95 % interval of the difference to fedavg. What overlaps is no ranking.")
     tried = [one.method for one in advice if one.verdict == "try" and one.method != "fedavg"][:_TRIED]
-    command = shlex.join(["fedlens", "compare", "fedavg", *tried, *typed(experiment), "--seeds", "3"])
+    own = [word.replace("algorithm", name, 1) for name in ("fedavg", *tried) for word in ran_with.get(name, ())]
+    command = shlex.join(["fedlens", "compare", "fedavg", *tried, *own, *typed(experiment), "--seeds", "3"])
     notes.append(f"`{command}` tests it here.")
+    rates = {name: used[0].get("rates", {}).get(name) for name in ("fedavg", *tried)}
+    if shown := [f"{name} {rate:g}" for name, rate in rates.items() if rate]:
+        notes.append(f"Rates (local.lr) that the league found in the nearest: {', '.join(shown)}. Search yours, too.")
     untried = sorted(set(ALGORITHMS) - {one.method for one in found})
     notes.append(f"No evidence on such a split: {', '.join(untried)}.")
     return Recommendation(mine, kind, advice, notes)
+
+
+def _about_worlds(
+    used: Sequence[Mapping[str, Any]], experiment: Experiment, mine: Mapping[str, float]
+) -> Iterator[str]:
+    """Which worlds of the league these are, and what is different there."""
+    seeds = min(result["seeds"] for result in used)
+    worlds = f"{len(used)} world{'s' * (len(used) > 1)}"
+    yield f"Evidence: {worlds} of the league, {seeds} seeds each; the nearer, the more it counts."
+    yield from (f"- {_setting(result, mine)}" for result in used)
+    if used[0]["clients"] != experiment.clients:
+        yield f"They have {used[0]['clients']} clients, yours {experiment.clients}: the nearest number there is."
+    if others := sorted({result["data"] for result in used if not _is_of(result, experiment)}):
+        yield f"Not of your data: {', '.join(others)}. How hard the images are changes the order."
 
 
 def _privacy(method: str) -> str:
@@ -282,7 +298,7 @@ def _elsewhere(
     yield f"The nearest there is, and no evidence for yours: {_setting(result, mine)}"
     yield f"There, in %: {', '.join(f'{method} {100 * accuracy:.1f}' for method, accuracy in order)}."
     plain = config.to_dict(experiment)
-    yours = {"data": plain["data"]["is"], "partition": told(experiment.partition), "model": plain["model"]["is"]}
+    yours = {"data": data_name(experiment), "partition": told(experiment.partition), "model": plain["model"]["is"]}
     yours |= {"clients": experiment.clients, "rounds": experiment.rounds}
     numbers = {"label_entropy": "label entropy", "size_gini": "size Gini", "distance": "EMD"}
     pairs = {words: (f"{result['skew'][name]:.2f}", f"{mine[name]:.2f}") for name, words in numbers.items()}
@@ -316,12 +332,18 @@ def _in_a_line(value: Any) -> str:
 
 
 def _ruled_out(
-    method: str, experiment: Experiment, shape: tuple[int, int, int], megabytes: float, private: bool
+    method: str,
+    experiment: Experiment,
+    shape: tuple[int, int, int],
+    megabytes: float,
+    private: bool,
+    settings: Sequence[str] = (),
 ) -> str:
     """Why the constraints do not allow a method, found out from its own messages; empty when they do."""
     if not megabytes and not private:
         return ""
-    algorithm = config.read(None, WORDS.get(method, (f"algorithm={method.partition(',')[0]}",))).algorithm
+    words = WORDS.get(method, (f"algorithm={method.partition(',')[0]}",))
+    algorithm = config.read(None, [*words, *settings]).algorithm
     asked = config.resolve(Experiment, {**config.to_dict(experiment), "algorithm": config.to_dict(algorithm)})
     try:
         leaves = describe(asked, *shape)
@@ -365,7 +387,7 @@ def results_of(folder: Path, source: str) -> list[dict[str, Any]]:
         found.append(
             {
                 "source": source,
-                "data": plain["data"]["is"],
+                "data": data_name(experiment),
                 "clients": experiment.clients,
                 "partition": told(experiment.partition),
                 "model": plain["model"]["is"],
@@ -386,6 +408,18 @@ def experiment_of(folder: Path) -> Experiment:
     """What a comparison is about, as its first run has it."""
     first = next(iter(read_json(folder / "compare.json")["runs"]))
     return config.read(Path(first["run"]) / "config.yaml")
+
+
+def data_name(experiment: Experiment) -> str:
+    """A part of a data set is named after it: `cifar10 (10,000 images)`."""
+    said = config.to_dict(experiment.data)
+    return said["is"] if said["is"] != "sample" else f"{said['base']['is']} ({said['train']:,} images)"
+
+
+def _is_of(result: Mapping[str, Any], experiment: Experiment) -> bool:
+    """Whether a result is of these data, be it of a part of them."""
+    there, here = (name.partition(" (")[0] for name in (result["data"], data_name(experiment)))
+    return there == here
 
 
 def told(partition: Any) -> str:

@@ -74,6 +74,22 @@ def _uncertain(
     return math.sqrt(sum(share**2 * variance for share, variance in zip(shares, variances, strict=True)))
 
 
+def failed(one: Advantage, worlds: Sequence[Mapping[str, Any]], kind: str, margin: float) -> str:
+    """Why a method is not proposed, however wide its interval: it is behind FedAvg, or a run of it broke down."""
+    for result in worlds:
+        least = result.get("least", {}).get(kind, {}).get(one.method, result[kind].get(one.method))
+        usual = result[kind].get(REFERENCE)
+        if least is not None and usual is not None and least < usual / 2:
+            return f"a run on {result['data']} ended at {100 * least:.1f} %, {REFERENCE} there at {100 * usual:.1f}"
+    return f"{-100 * one.over:.1f} points behind {REFERENCE} there" if one.over < -margin else ""
+
+
+def settings_of(worlds: Sequence[Mapping[str, Any]], method: str) -> list[str]:
+    """What a method ran with in the first of these worlds that has it, as words; none where that is its default."""
+    first = next((one for one in worlds if method in {**one["global"], **one["personal"]}), {})
+    return list(first.get("settings", {}).get(method, ()))
+
+
 def _mean(values: Sequence[float], weights: Sequence[float]) -> float:
     return sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
 
