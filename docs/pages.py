@@ -1,10 +1,11 @@
-"""Writes the tables of verdicts, and of runs at the papers' own protocols, into results/ and docs/papers.md.
+"""Writes verdicts and runs at the papers' own protocols into results/ and docs/papers.md, and what the league says.
 
 python docs/pages.py            writes what stands between the marks of each page
 python docs/pages.py --check    only says whether a page is stale, by its exit code
 
 claims.yaml has the claims and our verdicts; results/data/evidence.json the runs (`benchmarks/evidence.py --collect`).
 A new run fills its cells by itself; whether a verdict changes is for a reader of the numbers to say.
+What docs/league.md and docs/choose.md say of the league is from results/data/league.json.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from typing import Any
 
 import yaml
 
+from fedlens.league.standings import MEASURES, Standings
+from fedlens.league.words import findings, first
 from fedlens.papers.registry import reproducible
 
 DOCS = Path(__file__).parent
@@ -110,6 +113,17 @@ def replaced(text: str, mark: str, body: str) -> str:
     return f"{before}{begin}\n\n{body}\n\n{end}{rest.partition(end)[2]}"
 
 
+def league(found: Standings) -> str:
+    """How much of it is done, what to try first, the picture and the findings."""
+    (worlds, methods), pairs = found.played, {(row["world"], row["method"]) for row in found.counted}
+    done = sum(found.methods[method]["everywhere"] for _, method in pairs)
+    told = f"Played: {len(worlds)} of {len(found.worlds)} worlds, {len(methods)} ranked methods, {done} pairs of both."
+    parts = [f"{told} All numbers: [results/league.md](../results/league.md).", *first(found)]
+    if any(found.ranking(measure) for measure in MEASURES):
+        parts.append("![Mean ranks; a bar joins methods that cannot be told apart](../results/league.png)")
+    return "\n\n".join([*parts, *findings(found)])
+
+
 def pages() -> dict[Path, str]:
     claims, known = yaml.safe_load((DOCS / "claims.yaml").read_text("utf-8")), runs()
     made = {}
@@ -120,6 +134,10 @@ def pages() -> dict[Path, str]:
     every = [verdicts(paper, known, docs=True).splitlines() for paper in claims.values()]
     whole = "\n".join([counted(claims), "", *every[0][:2], *(line for lines in every for line in lines[2:])])
     made[DOCS / "papers.md"] = replaced((DOCS / "papers.md").read_text("utf-8"), "verdicts", whole)
+    found = Standings.read(RESULTS / "data" / "league.json")
+    made[DOCS / "league.md"] = replaced((DOCS / "league.md").read_text("utf-8"), "league", league(found))
+    advice = "\n\n".join(first(found))
+    made[DOCS / "choose.md"] = replaced((DOCS / "choose.md").read_text("utf-8"), "league", advice)
     return made
 
 

@@ -237,7 +237,8 @@ def recommend(
         say_json(asdict(found))
         return
     if worth := [one.method for one in found.advice if one.verdict == "try"]:
-        print_text(f"Try {' or '.join(worth)}.")
+        others = f" {len(worth) - 3} more cannot be told from them." if len(worth) > 3 else ""
+        print_text(f"Try {' or '.join(worth[:3])}.{others}")
     if found.advice:
         print_rows([_advice_row(one) for one in found.advice])
     for sentence in found.notes:

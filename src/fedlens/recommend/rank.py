@@ -35,7 +35,7 @@ from ..core.files import parse_json, read_json, write_json
 from ..data import skew
 from ..experiment import Experiment
 from ..simulate.describe import describe, described_with, privacy_class
-from .weighted import failed, fitting, placed, settings_of
+from .weighted import failed, fitting, overlaps, placed, settings_of
 
 Kind = Literal["global", "personal"]
 NEAR = 0.25  # splits that differ by more than this are no evidence for each other
@@ -226,7 +226,7 @@ def _by_league(
     advice = []
     for one in found:
         reason, shows, fails_there = reasons[one.method], _privacy(one.method), fails[one.method]
-        reaches = top is not None and (one.high if one.high is not None else one.over) >= top.over - MARGIN
+        reaches = top is not None and overlaps(one, top, MARGIN)
         said = fails_there or ("cannot be told from the best there" if reaches else "behind the best there")
         verdict = "ruled out" if reason else "try" if reaches and not fails_there else "behind"
         words = " ".join(word.removeprefix("algorithm.") for word in ran_with[one.method])

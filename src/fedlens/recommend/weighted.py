@@ -84,6 +84,13 @@ def failed(one: Advantage, worlds: Sequence[Mapping[str, Any]], kind: str, margi
     return f"{-100 * one.over:.1f} points behind {REFERENCE} there" if one.over < -margin else ""
 
 
+def overlaps(one: Advantage, top: Advantage, margin: float) -> bool:
+    """Whether a method cannot be told from the best; FedAvg cannot where it may be the best's equal."""
+    if one.method == REFERENCE and top.low is not None and top.low <= 0:
+        return True
+    return (one.high if one.high is not None else one.over) >= top.over - margin
+
+
 def settings_of(worlds: Sequence[Mapping[str, Any]], method: str) -> list[str]:
     """What a method ran with in the first of these worlds that has it, as words; none where that is its default."""
     first = next((one for one in worlds if method in {**one["global"], **one["personal"]}), {})
