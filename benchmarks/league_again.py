@@ -33,7 +33,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--runs", type=Path, default=Path("runs/league_again"))
     parser.add_argument("--processes", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=0.0)
-    asked = parser.parse_args(words)
+    asked = parser.parse_intermixed_args(words)
     methods, where = [w for w in asked.words if "=" not in w], [w for w in asked.words if "=" in w]
     found, place = Standings.read(asked.book), asked.book.with_name(TWINS if asked.twin else AGAIN)
     worlds = [part.strip() for part in asked.worlds.split(",") if part.strip()]
@@ -45,7 +45,8 @@ def main(words: list[str]) -> int:
         seeds = [int(seed) for seed in asked.seeds.split(",")]
         season = Repeat(found, seeds, league, Book(place, league), asked.runs, where)
     done = play(season, board(False), processes=asked.processes, seconds=60 * asked.minutes)
-    print(*checks(found, Standings.read(place)), sep="\n")
+    if place.is_file():
+        print(*checks(found, Standings.read(place)), sep="\n")
     return 0 if done else 1
 
 
@@ -53,4 +54,5 @@ if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
     except BadInput as error:
-        sys.exit(f"{error}")
+        print(error, file=sys.stderr)
+        sys.exit(2)

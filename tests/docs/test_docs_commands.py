@@ -291,6 +291,8 @@ QUICK = {  # a look instead of a measurement
     "grid.py": "--device cpu --quick",
     "kill.py": "--kills 2",
     "lanes_agree.py": "--device cpu --methods fedavg scaffold",
+    "league_again.py": "--help",
+    "league_splits.py": "--help",
     "lanes_speed.py": "--small --device cpu",
     "many_images.py": "--count 60",
     "memory.py": "data=mnist5k clients=20 cohort=4 model=mlp rounds=20 local.steps=1 --every 0.1",
