@@ -23,6 +23,7 @@ from fedlens.algorithms import ALGORITHMS
 from fedlens.experiment import Experiment
 from fedlens.league.standings import Standings
 from fedlens.recommend.rank import data_name, described, told
+from fedlens.runs.grid import merged_words
 
 ROOT = Path(__file__).parents[1]
 DATA, FILE = ROOT / "results" / "data", ROOT / "src" / "fedlens" / "recommend" / "evidence.json"
@@ -60,7 +61,7 @@ def league_results(content: Mapping[str, Any], skews: dict[Any, Skew]) -> list[d
         rows = [row for row in standings.counted if row["world"] == world and _is_known(content, row["method"])]
         if len({row["method"] for row in rows}) < 2:
             continue
-        experiment = config.read(None, [*about.get("common", ()), *about["words"]])
+        experiment = config.read(None, [*merged_words([*about.get("common", ()), *about["words"]]).values()])
         split = data_name(experiment), experiment.clients, told(experiment.partition)
         if split not in skews:
             skews[split] = {key: round(value, 4) for key, value in described(experiment)[0].items()}
