@@ -7,7 +7,7 @@ import pytest
 from fedlens import config
 from fedlens.models.weights import STAND_IN
 from fedlens.papers.fedsls import tables as fedsls
-from fedlens.papers.fedsls.figures import FIGURES
+from fedlens.papers.fedsls.figures import FIGURES, judge_of
 from fedlens.papers.figure_runs import Wanted
 from fedlens.papers.needs import is_part, lacking, partial, remarks, standing_in
 from fedlens.papers.table import gather
@@ -83,3 +83,18 @@ def test_figure_5_asks_for_all_three_data_sets(bare):
     passes = {each.experiment.data.name: each.images(None) for each in efforts}
     assert passes == {"cifar10": 15_000, "cifar100": 15_000, "tiny_imagenet": 30_000}  # six of each image
     assert all("needs" in said for each in efforts for said in remarks(each.experiment))
+
+
+def test_figure_5_names_the_network_of_its_cosine(bare):
+    figure = next(one for one in FIGURES if one.name == "fedsls/figure5")
+    wanted = Wanted((), 10, bare / "figure5")
+    assert "not run here: needs cifar10, the weights timm/resnet50.tv_in1k" in remarks(figure.needs(wanted)[0])
+    assert judge_of(wanted, config.read(None, ["data=mnist5k", "model=resnet18"]))[1].startswith("the same resnet18 (")
+
+
+def test_a_count_of_operations_takes_no_stand_in(bare):
+    """The paper's number stands beside it."""
+    (bare / "weights").mkdir()
+    (bare / STAND_IN).touch()
+    work = {figure.name: figure.work(Wanted((), 10, bare / "figure")) for figure in FIGURES}
+    assert standing_in(work["fedsls/figure3"][0].experiment) and not standing_in(work["fedsls/cost"][0].experiment)

@@ -45,9 +45,10 @@ class FedSLS:
     Before the first round every client trains a copy of the model, which it throws away, and keeps one number. That is
     the norm of guided gradient times activation, summed over its images and over layers.
 
-    Differs from the paper where that contradicts itself. Weights are divided by their sum over the cohort, not over
-    all clients. The server goes towards the clients, by a step of one. The norm has one square root; fedsls/literal has
-    the two of equation 6.
+    Differs from the paper where that contradicts itself. Its equation 4 has the derivative upside down. The trained
+    copy is measured, as in algorithm 2, not the first weights of equation 11. Weights are divided by their sum over the
+    cohort, not over all clients. The server goes towards the clients, by a step of one. The norm has one square root;
+    fedsls/literal has the two of equation 6.
     """
 
     base: Recipe = FedAvg()  # the method whose weights change

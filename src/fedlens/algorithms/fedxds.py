@@ -80,9 +80,9 @@ class FedXDS:
 
     The released code is fedxds/official, but for these. There the other attributions start from all logits, "Gradient"
     lacks the factor of the input, and SmoothGrad does not run. A mask keeps one pixel more, and a constant map gives no
-    number; here such a map keeps the first pixels. There shared batches come in one shuffled order again and again.
-    There a client's own images pass RandAugment with cutout, which is augment=randaugment here: `augment` belongs to
-    all methods, so that no preset sets it.
+    number; here such a map keeps the first pixels. There a client shuffles the shared images each time it trains, and
+    takes none twice before it has had all. There a client's own images pass RandAugment with cutout, which is
+    augment=randaugment here: `augment` belongs to all methods, so that no preset sets it.
     """
 
     base: Recipe = FedAvg()  # the method that trains after the exchange

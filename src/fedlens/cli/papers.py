@@ -70,15 +70,15 @@ def reproduce(
                 raise BadInput(f"{name} is a figure: {option} for tables")
             some = _listed("--columns", columns, asked.columns)
             count = images or (asked.few if quick and asked.few else asked.images)
-            _figure(asked, Wanted(settings, count, place / name, quick, some, dry_run), json, printed)
+            wanted = Wanted(settings, count, place / name, quick, some, dry_run, asked.protocol)
+            _figure(asked, wanted, json, printed)
             return
         which = _listed("--rows", rows, asked.rows), _listed("--columns", columns, asked.columns), settings
         if quick:
             which = which[0], some_columns(asked, which[0], which[1]), settings
             asked = reduced(asked, place, write=not dry_run)
         if dry_run:
-            said = [f"# {heading}: {line}" for heading, lines in asked.protocol.items() for line in lines]
-            _print_commands(_missing(asked, which, seeds_of(seeds), place), place, json, said, quick)
+            _print_commands(_missing(asked, which, seeds_of(seeds), place), place, json, _protocol(asked), quick)
         else:
             _table(asked, which, seeds_of(seeds), place, json, printed)
 
@@ -93,13 +93,19 @@ def _figure(figure: Figure, wanted: Wanted, json: bool, printed: list[Path]) -> 
     work = figure.work(wanted)
     if wanted.dry:
         text = f"# {figure.name} looks at {wanted.images:,} images itself" if wanted.images else ""
-        said = dict.fromkeys(f"# {each}" for one in work for each in remarks(one.experiment))
-        first = [*([text] if text and not json else []), *([] if wanted.quick else said)]
+        asked = [*(one.experiment for one in work), *figure.needs(wanted)]
+        said = dict.fromkeys(f"# {each}" for one in asked for each in remarks(one))
+        first = [*_protocol(figure), *([text] if text else []), *([] if wanted.quick else said)]
         _print_commands(cells, wanted.out, json, first, wanted.quick)
         return
     _say_how_long([cell for cell, _ in cells], work)
     drawn = list(dict.fromkeys(map(str, [*figure.make(wanted), *printed])))
     say_json({"files": drawn}) if json else print("\n".join(drawn))
+
+
+def _protocol(asked: Grid | Figure) -> list[str]:
+    """What the paper says and what it leaves open, as comments."""
+    return [f"# {heading}: {line}" for heading, lines in asked.protocol.items() for line in lines]
 
 
 def _say_how_long(cells: Sequence[Cell], work: Sequence = ()) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..core.errors import BadInput, nearest
 from ..core.files import write_json
-from ..runs.grid import Cell, Grid, is_done, placement
+from ..experiment import Experiment
+from ..runs.grid import Cell, Grid, is_done, placement, under_headings
 from ..simulate import progress as panel
 from ..simulate.finish import finish
 from .duration import Effort
@@ -29,6 +30,7 @@ class Wanted:
     quick: bool = False
     columns: Sequence[str] = ()  # of the table that it is drawn from; none: those of the paper
     dry: bool = False  # only to say what would be done: nothing may be written
+    protocol: Mapping[str, Sequence[str]] = field(default_factory=dict)  # heading -> lines on the paper's
 
     @property
     def out(self) -> Path:
@@ -65,13 +67,20 @@ class Figure:
     make: Callable[[Wanted], list[Path]]  # -> files
     runs: Callable[[Wanted], list[Cell]] = _nothing  # that it is drawn from
     work: Callable[[Wanted], list[Effort]] = _nothing  # beside them
+    needs: Callable[[Wanted], list[Experiment]] = _nothing  # whose data and weights it takes besides
     few: int = 0  # images of quick mode
     columns: Sequence[str] = ()  # that --columns may name
+    says: tuple[str, ...] = ()  # what the paper says of the protocol
+    leaves_open: tuple[str, ...] = ()  # what it does not, and what is taken here
+
+    @property
+    def protocol(self) -> dict[str, tuple[str, ...]]:
+        return under_headings(self.says, self.leaves_open)
 
     def draw(
         self, words: Sequence[str], images: int, path: Path, *, quick: bool = False, columns: Sequence[str] = ()
     ) -> list[Path]:
-        return self.make(Wanted(words, images, path, quick, columns))
+        return self.make(Wanted(words, images, path, quick, columns, protocol=self.protocol))
 
 
 def table_named(tables: Sequence[Grid], name: str) -> Grid:
@@ -104,9 +113,10 @@ def at_hand(wanted: Wanted, grid: Grid, rows: Sequence[str], columns: Sequence[s
 
 
 def note(wanted: Wanted, numbers: Mapping[str, Any]) -> Path:
-    """The numbers behind a figure, and what was changed of the tables' protocol."""
+    """The numbers behind a figure, the paper's protocol, and what was changed of it."""
     beside = wanted.path.with_name(f"{wanted.path.name}.json")
     beside.parent.mkdir(parents=True, exist_ok=True)
     said = {"quick mode": SAID} if wanted.quick else {}
-    write_json(beside, {**said, "changed": list(wanted.words), **numbers})
+    protocol = {heading: list(lines) for heading, lines in wanted.protocol.items()}
+    write_json(beside, {**said, "changed": list(wanted.words), **protocol, **numbers})
     return beside

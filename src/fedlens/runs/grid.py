@@ -72,6 +72,12 @@ class Cell:
         return shlex.join(["fedlens", "run", *self.words, f"seed={seed}", f"out={self.folder(out, seed)}"])
 
 
+def under_headings(says: tuple[str, ...], leaves_open: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """What a paper says of its protocol and what it leaves open, under a heading each; without those that are empty."""
+    parts = {"The paper says": says, "It leaves open": leaves_open}
+    return {heading: lines for heading, lines in parts.items() if lines}
+
+
 @dataclass(frozen=True)
 class Grid:
     """A table as configuration: `paper` holds a paper's numbers by (row, column)."""
@@ -93,9 +99,7 @@ class Grid:
 
     @property
     def protocol(self) -> dict[str, tuple[str, ...]]:
-        """What the paper says and what it leaves open, under a heading each."""
-        parts = {"The paper says": self.says, "It leaves open": self.leaves_open}
-        return {heading: lines for heading, lines in parts.items() if lines}
+        return under_headings(self.says, self.leaves_open)
 
     def cells(self, rows: Sequence[str] = (), columns: Sequence[str] = (), words: Sequence[str] = ()) -> list[Cell]:
         """Those of these rows and columns, or all, with `words` over them; `cifar10` stands for columns `cifar10/...`.

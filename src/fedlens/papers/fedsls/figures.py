@@ -34,11 +34,30 @@ from . import saliency as drawing
 from .cost import pass_cost, weighing_cost
 from .gain import PANELS, SIZES, gain, gain_runs
 from .latents import SIDE, Eye, comparable, latents, likeness, quartiles, saliency_maps
-from .tables import ALPHAS, SWITCHES, WORDS, column, imagenet_weights, panels
+from .tables import ALPHAS, PROTOCOL, SPLIT, SWITCHES, WORDS, column, imagenet_weights, panels
 from .weighing import copies, effective, some_clients, weights_by_switch, weights_over_rounds
 
 _SOURCES = {"cifar10": 1, "cifar100": 1, "tiny_imagenet": 2}  # figure 5's images, in these proportions
 SPLITS = panels("cifar10", "cifar100")  # figure 4's
+LATENTS: dict[str, Any] = {  # of figures 3 and 5
+    "says": (
+        "10,000 images, 2,500 of CIFAR-10, 2,500 of CIFAR-100 and 5,000 of Tiny-ImageNet; all and their latents are "
+        "brought to 64 x 64 pixels, one brightness and one contrast. Latents are gray.",
+        "Saliency is 'the output image of the first layer of BackPropagation' of a ResNet18. The others are made 2, 4 "
+        "and 8 times smaller. The cosine is of a ResNet50's outputs.",
+    ),
+    "leaves_open": (
+        "Which output that is: the map at the first convolution. 'At pixels' is the gradient at the image.",
+        "Weights and class: PyTorch's, not trained any further, and the predicted one.",
+        "How images become smaller: average pooling. Brightness and contrast: mean 1/2, deviation 1/4. Whether images "
+        "are gray, too: they are.",
+    ),
+}
+OF_SPLIT: dict[str, Any] = {  # of figure 4
+    "says": (SPLIT, "100 clients; CIFAR-10 and CIFAR-100, alpha 0.5, 0.1 and 0.05."),
+    "leaves_open": ("The draw: that of seed 0.",),
+}
+_DRAWN = "model.weights="
 _HEADS = {"stand-in": 200, "": 10}  # classes that initial weights know; ImageNet's 1000 otherwise
 
 
@@ -96,8 +115,7 @@ def latent_pictures(wanted: Wanted) -> list[Path]:
 
 def bubbles(wanted: Wanted) -> list[Path]:
     """Figure 4: who owns how many images of which class, for every alpha."""
-    own = [word for word in wanted.words if config.setting(word)[0] == "data"]
-    names = panels(own[-1].partition("=")[2])[:1] if own else wanted.chosen(SPLITS, SPLITS[:2])
+    names = _dealt(wanted)
     plt = pyplot()
     figure, axes = plt.subplots(len(names), len(ALPHAS), figsize=(5 * len(ALPHAS), 3.6 * len(names)), squeeze=False)
     for name, line in zip(names, axes, strict=True):
@@ -114,6 +132,12 @@ def bubbles(wanted: Wanted) -> list[Path]:
     figure.tight_layout()
     caption(figure, SIZES)
     return [save(figure, wanted.path)]
+
+
+def _dealt(wanted: Wanted) -> Sequence[str]:
+    """Panels of figure 4: of the user's own data one."""
+    own = [word for word in wanted.words if config.setting(word)[0] == "data"]
+    return panels(own[-1].partition("=")[2])[:1] if own else wanted.chosen(SPLITS, SPLITS[:2])
 
 
 def likeness_boxes(wanted: Wanted) -> list[Path]:
@@ -141,12 +165,17 @@ def likeness_boxes(wanted: Wanted) -> list[Path]:
 
 def judge_of(wanted: Wanted, experiment: Experiment) -> tuple[Eye, str]:
     """The network whose outputs the cosine compares, in words, too: the paper's ResNet50 where its weights are here."""
-    local = imagenet_weights("resnet50") or "timm/resnet50.tv_in1k"
-    if not at_hand(str(local)):
+    found = _resnet50(wanted)
+    weights = str(getattr(found.model, "weights", ""))
+    if not at_hand(weights):
         named = config.to_dict(experiment.model)["is"]
-        return eye_of(experiment), f"the same {named} (the paper's ResNet50 was not run here: needs {local})"
-    found = asked(replace(wanted, quick=False, words=()), "model=resnet50", f"model.weights={local}")
+        return eye_of(experiment), f"the same {named} (the paper's ResNet50 was not run here: needs {weights})"
     return eye_of(found), f"ResNet50, {weights_in_words(found)}"
+
+
+def _resnet50(wanted: Wanted) -> Experiment:
+    weights = imagenet_weights("resnet50") or "timm/resnet50.tv_in1k"
+    return asked(replace(wanted, quick=False, words=()), "model=resnet50", f"model.weights={weights}")
 
 
 def static_and_dynamic(wanted: Wanted) -> list[Path]:
@@ -176,8 +205,8 @@ def switched_weights(wanted: Wanted) -> list[Path]:
 
 
 def cost(wanted: Wanted) -> list[Path]:
-    """Operations and memory of the guided pass, beside the paper's."""
-    experiment = asked(wanted)
+    """Operations and memory of the guided pass, beside the paper's. Counts are those of any weights: none stand in."""
+    experiment = asked(wanted, _DRAWN)
     with threads(1), matmuls(experiment.execution.precision):
         net, federation = build(experiment)
         index = torch.cat([federation.train[client] for client in sorted(federation.train)])[: wanted.images]
@@ -239,6 +268,11 @@ def _likeness_passes(wanted: Wanted) -> list[Effort]:
     ]
 
 
+def _split_data(wanted: Wanted) -> list[Experiment]:
+    """A split needs data and no network."""
+    return [asked(wanted, f"data={name.removesuffix('-client')}", _DRAWN) for name in _dealt(wanted)]
+
+
 def _copies(share: float) -> Callable[[Wanted], list[Effort]]:
     """A share of all clients trains a copy of the model and looks at its images."""
 
@@ -256,16 +290,35 @@ def _rounds(wanted: Wanted) -> list[Effort]:
 
 
 FIGURES = [
-    Figure("fedsls/figure1", "gain over FedAvg and FedAU by alpha", 0, gain, runs=gain_runs, columns=PANELS),
-    Figure("fedsls/figure3", "images, saliency latents and down-sampled latents", 6, latent_pictures, work=_passes(6)),
-    Figure("fedsls/figure4", "who owns how many images of which class", 0, bubbles, columns=SPLITS),
+    Figure(
+        "fedsls/figure1", "gain over FedAvg and FedAU by alpha", 0, gain, runs=gain_runs, columns=PANELS, **PROTOCOL
+    ),
+    Figure(
+        "fedsls/figure3",
+        "images, saliency latents and down-sampled latents",
+        6,
+        latent_pictures,
+        work=_passes(6),
+        **LATENTS,
+    ),
+    Figure(
+        "fedsls/figure4",
+        "who owns how many images of which class",
+        0,
+        bubbles,
+        needs=_split_data,
+        columns=SPLITS,
+        **OF_SPLIT,
+    ),
     Figure(
         "fedsls/figure5",
         "SSIM, cosine and distance of latents to their images",
         10_000,
         likeness_boxes,
         work=_likeness_passes,
+        needs=lambda wanted: [_resnet50(wanted)],
         few=80,
+        **LATENTS,
     ),
     Figure(
         "fedsls/maps",
@@ -273,6 +326,7 @@ FIGURES = [
         6,
         maps_of_clients,
         work=_copies(0.04),
+        **PROTOCOL,
     ),
     Figure(
         "fedsls/static_dynamic",
@@ -280,6 +334,7 @@ FIGURES = [
         0,
         static_and_dynamic,
         work=_rounds,
+        **PROTOCOL,
     ),
     Figure(
         "fedsls/weights",
@@ -288,9 +343,15 @@ FIGURES = [
         switched_weights,
         work=_copies(2),
         few=10,
+        **PROTOCOL,
     ),
     Figure(
-        "fedsls/cost", "operations and memory of the guided pass over 1,000 images", 1000, cost, work=_passes(2), few=50
+        "fedsls/cost",
+        "operations and memory of the guided pass over 1,000 images",
+        1000,
+        cost,
+        work=lambda wanted: [Effort(asked(wanted, _DRAWN), lambda images: 2 * wanted.images)],
+        few=50,
     ),
     Figure("fedsls/seconds", "seconds and memory until all clients know their weight", 0, seconds, work=_copies(1)),
 ]

@@ -93,12 +93,15 @@ _SHARED = {name: Row(METHODS[name], home="fedsls/table1") for name in ("fedavg",
 _SWITCHED = {name: Row((*METHODS["fedsls"], *words)) for name, words in SWITCHES.items()}
 
 
+SPLIT = (
+    "Dirichlet label skew, as in Hsu et al., 2020, where all clients have as many images: columns with -client, and "
+    "figures 1 and 4. The other columns cut each class by its own draw, so that sizes differ; `--columns` takes them "
+    "for the figures, too."
+)
 SAYS = (
     "ResNet18, on Tiny-ImageNet ResNet50, from PyTorch's ImageNet weights; 100 clients, 10 of them a round.",
     "SGD of rate 0.01; 2,000 rounds, on Tiny-ImageNet 1,000; tau 0.5.",
-    "Dirichlet label skew, as in Hsu et al., 2020, where all clients have as many images: columns with -client, and "
-    "figures 1 and 4. The other columns cut each class by its own draw, so that sizes differ; `--columns` takes them "
-    "for the figures, too.",
+    SPLIT,
     "A synchronisation interval of 10; 20,000 'epochs' (10,000 on Tiny-ImageNet), of whose last 200 accuracy is the "
     "mean.",
     "Runs: by the text 10 experiments with 5 seeds, by the caption three trials with five.",
@@ -109,6 +112,11 @@ LEAVES_OPEN = (
     "Batch size, momentum, decay: 64, none, none, the defaults of GradMA's code, whose terms the text uses. "
     "Augmentation: crop and flip.",
     "Epochs of the copy that is thrown away ('a few preliminary training rounds'): 5. The score: the label's logit.",
+    "Equation 4 prints dF/dY: read as dY/dF by guided backpropagation, at the output of each convolution. Equation 11 "
+    "measures the first weights, algorithm 2 the trained copy: the copy.",
+    "Equation 9 and algorithm 2 divide by the sum over all clients, section 3.2 over those of a round: these. Line 26 "
+    "goes away from clients, by their rate: here towards them, by 1 ('typically 1.0').",
+    "The images' size in the network: their own, 32 or 64 pixels, under the stem that PyTorch's weights have.",
     "Which convolutions are layers: all in the order in which they run, those of shortcuts, too.",
     "The norm: equation 6 has a square root too many, and is read without it; `fedsls/literal` has it.",
     "Baselines' own settings: our defaults. How FedSL makes images smaller: average pooling.",

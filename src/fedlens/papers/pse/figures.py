@@ -14,7 +14,7 @@ from ...runs.opened import OpenedRun
 from ...runs.read import client_evaluation, fairness
 from ..figure_runs import SEED, Figure, Wanted, at_hand, finished, note
 from ..table import gather
-from .tables import FAIRNESS, tables
+from .tables import FAIRNESS, LEAVES_OPEN, SAYS, tables
 
 CLIENT = 0  # the paper does not say which client it shows: ours is the first
 TASKS = ("cifar10/2", "cifar10/4", "fashion_mnist/3")  # of figure 2; nor which three tasks
@@ -100,6 +100,11 @@ FIGURES = [
         6,
         attention_maps,
         runs=_runs(("pse/table2", LOOKS, ["cifar10/4"])),
+        says=SAYS,
+        leaves_open=(
+            *LEAVES_OPEN,
+            "Task and client: CIFAR-10 with 4 classes, the first one.",
+        ),
     ),
     Figure(
         "pse/figure2",
@@ -107,6 +112,8 @@ FIGURES = [
         4,
         ablation,
         runs=_runs(("pse/ablations", VARIANTS, TASKS)),
+        says=SAYS,
+        leaves_open=(*LEAVES_OPEN, "The three tasks: CIFAR-10 with 2 and 4 classes, Fashion-MNIST with 3."),
     ),
     Figure(
         "pse/figure3",
@@ -117,6 +124,12 @@ FIGURES = [
             ("pse/table2", tuple(FAIRNESS), ["fashion_mnist/4"]),
             ("pse/table2", ("pse",), [case for case in CONVERGENCE if case != "fashion_mnist/4"]),
         ),
+        says=SAYS,
+        leaves_open=(
+            *LEAVES_OPEN,
+            "The three cases of (b): CIFAR-10 with 2 classes, CIFAR-100 with 5, Fashion-MNIST with 4. The loss is that "
+            "of every tenth round.",
+        ),
     ),
     Figure(
         "pse/figure4",
@@ -124,5 +137,7 @@ FIGURES = [
         0,
         client_confusion,
         runs=_runs(("pse/table2", CONFUSED, ["cifar100/15"])),
+        says=SAYS,
+        leaves_open=(*LEAVES_OPEN, "Which client: the first."),
     ),
 ]

@@ -108,6 +108,9 @@ LEAVES_OPEN = (
     "Whether position counts in prediction, 'the self-attention mode': it does. Equation 6, the baselines', has none.",
     "Where a map is tapped: at the convolution's output, as F = W * F and 'the output of the last convolutional "
     "layer' read. After its ReLU is `algorithm.tap=relu`, our default.",
+    "Where local training begins: at the extractor that the server sends. Whose classifier the global extractor has: "
+    "the client's own, as extractors alone are sent. The score: the label's logit.",
+    "How excitation acts: by equation 4, after every step. Equation 8 has it in the loss (`algorithm.excite=penalty`).",
     "Whose mean the threshold is: each layer's own. Whether equation 3 asks the predictions of training or of each "
     "model alone: those of training.",
     "When a personal model is evaluated: after the last round everyone trains once more on what the server sends "

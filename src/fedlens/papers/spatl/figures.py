@@ -22,7 +22,19 @@ from ...selection.sub_models import SubModel, device_name
 from ..figure_runs import Figure, Wanted, note
 from .agents import reward_over_updates, reward_runs
 from .shown import cells, listed, shown, titled
-from .tables import CNN, COLUMNS, EVERY, INFERENCE, SEARCHED, TO_80, bytes_to, personal_accuracies, sub_models_by
+from .tables import (
+    CNN,
+    COLUMNS,
+    EVERY,
+    INFERENCE,
+    PROTOCOL,
+    SEARCHED,
+    TO_80,
+    bytes_to,
+    personal_accuracies,
+    sub_models_by,
+)
+from .transfer import PROTOCOL as OF_TRANSFER
 from .transfer import transfer, transfer_runs
 
 MODEL = "resnet20"  # of figure 5
@@ -245,6 +257,7 @@ FIGURES = [
         accuracy_over_rounds,
         runs=_runs(ACCURACY, METHODS, PANELS),
         columns=NETWORKS,
+        **PROTOCOL,
     ),
     Figure(
         "spatl/figure5",
@@ -253,6 +266,7 @@ FIGURES = [
         accuracy_of_clients,
         runs=_runs(ACCURACY, METHODS, (MODEL,)),
         columns=NETWORKS,
+        **PROTOCOL,
     ),
     Figure(
         "spatl/figure6",
@@ -261,6 +275,7 @@ FIGURES = [
         gradient_control,
         runs=_runs("spatl/ablations", CONTROL, CONTROLLED),
         columns=tuple(EVERY),
+        **PROTOCOL,
     ),
     Figure(
         "spatl/figure7",
@@ -269,6 +284,7 @@ FIGURES = [
         reward_over_updates,
         runs=reward_runs,
         columns=(*SEARCHED, *EVERY),
+        **PROTOCOL,
     ),
     Figure(
         "spatl/submodels",
@@ -277,6 +293,7 @@ FIGURES = [
         submodels,
         runs=_runs(ACCURACY, ("spatl",), tuple(COLUMNS)),
         columns=NETWORKS,
+        **PROTOCOL,
     ),
     Figure(
         "spatl/bytes",
@@ -285,6 +302,7 @@ FIGURES = [
         bytes_to_accuracy,
         runs=lambda wanted: cells(to_a_target(wanted), ACCURACY, METHODS, tuple(COLUMNS)),
         columns=NETWORKS,
+        **PROTOCOL,
     ),
     Figure(
         "spatl/transfer",
@@ -294,6 +312,7 @@ FIGURES = [
         runs=transfer_runs,
         few=100,
         columns=tuple(name for name in EVERY if name.startswith("vgg11")),
+        **OF_TRANSFER,
     ),
     Figure(
         "spatl/transfer_whole",
@@ -303,5 +322,6 @@ FIGURES = [
         runs=transfer_runs,
         few=100,
         columns=tuple(name for name in EVERY if name.startswith("vgg11")),
+        **OF_TRANSFER,
     ),
 ]

@@ -56,6 +56,8 @@ def listed(
     changed = f"Changed from the paper's protocol: `{changes}`." if changes else "The paper's protocol."
     changed = SAID if wanted.quick else changed
     lines += ["", *(f"- {each}" for each in (*notes, changed, f"Seed {SEED}."))]
+    for heading, said in wanted.protocol.items():
+        lines += ["", f"## {heading}", "", *(f"- {each}" for each in said)]
     beside = path.with_name(f"{path.name}.md")
     write_atomic(beside, ("\n".join(lines) + "\n").encode())
     return beside

@@ -129,6 +129,8 @@ SAYS = (
 LEAVES_OPEN = (
     "Local 'rounds': read as epochs. Batch 64, momentum 0.9, decay 1e-5, crop and flip: the released code's. It pads "
     "by reflection and does not normalise images; here the border is black, and they are.",
+    "What the predictor is: all that follows the last convolution, in VGG-11 three layers, in ResNets one. The code "
+    "keeps a ResNet's stem at the client, too.",
     "How many search steps a round: 20, one update, so that 40 are reached in round 40.",
     "The size that a sub-model may have: the code's, 0.8 of the operations.",
     "Rewards are of 'the validation dataset', which section 4.2 also reports accuracy on. Here each client keeps back "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -18,10 +18,22 @@ from ...runs.opened import OpenedRun
 from ...runs.read import client_evaluation, fairness
 from ..figure_runs import Wanted, finished, note
 from .shown import listed
-from .tables import TRANSFER, judged_alone, tables
+from .tables import LEAVES_OPEN, SAYS, TRANSFER, judged_alone, tables
 
 EPOCHS = 50  # on new images
 FEW = 2  # of quick mode
+PROTOCOL: dict[str, Any] = {
+    "says": (
+        *SAYS,
+        "Section 4.5 has VGG-11, 100 rounds, and ten clients of 4,000 images to train on and 1,000 to judge. Then a "
+        "predictor meets 10,000 other images, 9,000 to train on and 1,000 to judge: 50 epochs, batch 64.",
+    ),
+    "leaves_open": (
+        *LEAVES_OPEN,
+        "Whether the encoder trains on: not in `spatl/transfer`, but in `spatl/transfer_whole`. Which epoch counts: "
+        "the last.",
+    ),
+}
 
 Part = Literal["head", "all"]
 
