@@ -3,10 +3,11 @@
     python benchmarks/steps.py --json steps.json           # on a GPU: about a minute, compiled ones another
     python benchmarks/steps.py --device cpu --quick
 
-Kernels and device milliseconds are those of one client alone, counted by the profiler in recorded steps. Milliseconds
-side by side are those of a step of all clients in lanes, divided by their number: what a run takes. The last column is
-the ratio to the method that it is compared with: PSE to FedRep's mix of steps, SPATL to FedAvg. What fails is said, and
-the others go on; rows that the JSON file has already are not measured again.
+Kernels and device milliseconds are those of one client alone, counted by the profiler in recorded steps. On a CPU the
+operations of a step that would launch something are counted in place of kernels. Milliseconds side by side are those of
+a step of all clients in lanes, divided by their number: what a run takes. The last column is the ratio to the method
+that it is compared with: PSE to FedRep's mix of steps, SPATL to FedAvg. What fails is said, and the others go on; rows
+that the JSON file has already are not measured again.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import needed
 from fedlens.algorithms import PSE, SPATL, FedAvg, FedRep, FedXDS
@@ -33,7 +36,7 @@ from fedlens.core.files import write_atomic
 from fedlens.core.ledger import Ledger
 from fedlens.core.optimizer import Sgd
 from fedlens.core.run import run
-from fedlens.engines.lanes import Lanes
+from fedlens.engines.lanes import Lane, Lanes
 from fedlens.engines.process import matmuls, threads
 from fedlens.models import MODELS
 from fedlens.runs.checkpoints import Checkpoint
@@ -71,12 +74,49 @@ def wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
+class Launches(TorchDispatchMode):
+    """Counts operations that would launch a kernel: not views, nor what only asks for memory."""
+
+    QUIET = frozenset(
+        {"detach", "alias", "lift_fresh", "promote_types", "is_same_size", "_unsafe_view", "_reshape_alias"}
+    )
+
+    def __init__(self):
+        super().__init__()
+        self.count, self.began = 0, time.thread_time()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func._schema.name.partition("::")[2]
+        is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+        self.count += not (is_view or name in self.QUIET or "empty" in name)
+        return func(*args, **(kwargs or {}))
+
+
+def operations(work: Work, recipe: Recipe) -> dict[str, float]:
+    """Of a step of one client on a CPU, the mean over the kinds of steps."""
+    engine, found, step = engine_of(work, "cpu", False), [], Lane._step
+
+    def watched(lane: Lane, phase: str, size: int | None = None) -> None:
+        with Launches() as seen:
+            step(lane, phase, size)
+        found.append((seen.count, 1000 * (time.thread_time() - seen.began)))
+
+    try:
+        with mock.patch.object(Lane, "_step", watched):
+            run(recipe, engine.net, engine, plan_of(work, 1))
+    finally:
+        engine.close()
+    count, ms = (sum(column) / len(found) for column in zip(*found, strict=True))
+    return {"kernels": count, "device_ms": ms}
+
+
 def counted(work: Work, recipe: Recipe, device: str, compile: bool) -> dict[str, float]:
     """Kernels of a step of one client, and their milliseconds on the device; operations on a CPU."""
     alone = replace(work, clients=1)
+    if device != "cuda":
+        return operations(alone, recipe)
     engine = engine_of(alone, device, compile)
-    kind = ProfilerActivity.CUDA if device == "cuda" else ProfilerActivity.CPU
-    seen = profile(activities=[kind], acc_events=True)
+    seen = profile(activities=[ProfilerActivity.CUDA], acc_events=True)
 
     def look(server: Any, *_: Any) -> None:
         wait(device)
@@ -87,11 +127,8 @@ def counted(work: Work, recipe: Recipe, device: str, compile: bool) -> dict[str,
     finally:
         engine.close()
     steps = 2 * work.steps
-    if device == "cuda":
-        kernels = [event for event in seen.events() or () if event.device_type == torch.autograd.DeviceType.CUDA]
-        return {"kernels": len(kernels) / steps, "device_ms": sum(e.device_time for e in kernels) / 1000 / steps}
-    ops = [event for event in seen.events() or () if event.name.startswith("aten::")]
-    return {"kernels": len(ops) / steps, "device_ms": sum(e.self_cpu_time_total for e in ops) / 1000 / steps}
+    kernels = [event for event in seen.events() or () if event.device_type == torch.autograd.DeviceType.CUDA]
+    return {"kernels": len(kernels) / steps, "device_ms": sum(e.device_time for e in kernels) / 1000 / steps}
 
 
 def timed(work: Work, recipe: Recipe, device: str, compile: bool, repeats: int) -> dict[str, float]:

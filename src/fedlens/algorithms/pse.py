@@ -6,14 +6,17 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..attribution.cam import resized, stretched
 from ..attribution.channels import ChannelTaps
 from ..attribution.inputs import scores
+from ..core.algorithm import Client
 from ..core.errors import BadInput
 from ..core.fields import NonNegative
 from ..core.network import Network
+from ..core.objective import cross_entropy, weighted
 from ..core.tree import Tree, grad
 from ..models.pse_net import PseNetwork
 from .fedper import FedPer, Part, has_extractor, is_extractor
@@ -122,17 +125,15 @@ class PSE(FedPer):
         net, received = client.net, client.received.model
         extractor = received.select(lambda name: is_extractor(net, name))
         ours = Tree(params=local.params.map(lambda p: p.detach().requires_grad_()), buffers=local.buffers)
-        # A frozen norm keeps its statistics for the way back: not those that the training pass moves in place.
-        pair = ours, ours.replace(buffers=local.buffers.clone()) | extractor
         with torch.enable_grad():
+            pair = self.both(net, ours, extractor)
             taps = self.tap_of(net, pair[0]), self.tap_of(net, pair[1])
             seen = self.look(net, pair, batch.x, batch.key, taps)
-            loss = self.loss(client, ours, batch, seen.outs[0]) + self.loss(client, ours, batch, seen.outs[1])
             pulls = {}
             if self.excite != "none":
                 excited = self.excited(*self.evidence(net, pair, batch, taps, seen))
-                pulls = _by_weight({layer: self.xi * channels for layer, channels in excited.items()}, extractor.params)
-            grads = grad(loss, ours.params)
+                pulls = _by_weight(excited * self.xi, extractor.params)
+            grads = grad(self.both_losses(client, ours, batch, seen), ours.params)
         if self.excite == "penalty":
             drift = {name: pull * (local.params[name] - extractor.params[name]) for name, pull in pulls.items()}
             grads = grads.replace(**{name: grads[name] + away for name, away in drift.items()})
@@ -141,6 +142,23 @@ class PSE(FedPer):
             for name, pull in pulls.items():
                 local.params[name].lerp_(extractor.params[name], pull)
         return local
+
+    def both(self, net: Network, ours: Tree, extractor: Tree) -> Pair:
+        # A frozen norm keeps its statistics for the way back: not those that the training pass moves in place.
+        still = ours.replace(buffers=ours.buffers.clone())
+        if not self.crosses(net):
+            return ours, still | extractor
+        halved = net.in_halves(ours.params)  # which passes of maps and of attention share
+        theirs = still.replace(params=halved) | extractor.replace(params=net.in_halves(extractor.params))
+        return ours.replace(params=halved), theirs
+
+    def both_losses(self, client: Client, ours: Tree, batch: Tree, seen: Seen) -> Tensor:
+        """The sum of both predictions' losses."""
+        if client.objective is cross_entropy and type(self).loss is PSE.loss:  # image by image: at once
+            y = batch.y.repeat(2)
+            losses = F.cross_entropy(seen.logits, y, reduction="none")
+            return weighted(losses.view(2, -1), batch)
+        return self.loss(client, ours, batch, seen.outs[0]) + self.loss(client, ours, batch, seen.outs[1])
 
     def tap_of(self, net: Network, weights: Tree) -> Any:
         """A context in which a pass leaves what evidence is made of."""
@@ -155,7 +173,7 @@ class PSE(FedPer):
 
     def look(self, net: Network, pair: Pair, x: Tensor, key: Tensor | None = None, taps: Any = _UNTAPPED) -> Seen:
         """Both networks on the same images. With a key it is a training pass of the local one; the other is frozen."""
-        crosses, seen = self.crosses(net), []
+        crosses, seen, x = self.crosses(net), [], net.laid_out(x)
         for weights, own_key, tap in zip(pair, (key, None), taps, strict=True):
             with tap:
                 how: dict[str, Any] = dict(train=own_key is not None, key=own_key)
@@ -166,16 +184,17 @@ class PSE(FedPer):
                 else:
                     seen.append(net.forward(weights, x, **how))
         if not crosses:
-            return Seen(seen, torch.cat([out.logits for out in seen]))
+            logits = torch.cat([out.logits for out in seen])
+            return Seen(seen, logits, logits)
         how = dict(train=key is not None, key=key)
         maps = torch.cat(seen)
         projected = net.apply(pair[0], _projected, maps, **how)
         features, logits = (t.to(x.dtype) for t in net.apply(pair[0], _exchanged, *projected, **how))
         outs = [Tree(features=f, logits=z) for f, z in zip(features.chunk(2), logits.chunk(2), strict=True)]
         if self.score_path == "cross":
-            return Seen(outs, logits, projected[1:])
+            return Seen(outs, logits, logits, projected[1:])
         _, alone = net.apply(pair[0], _alone, maps)
-        return Seen(outs, alone.to(x.dtype))
+        return Seen(outs, logits, alone.to(x.dtype))
 
     def evidence(self, net: Network, pair: Pair, batch: Tree, taps: tuple[Any, Any], seen: Seen) -> tuple[Tree, Tree]:
         """{convolution: [channels]} of the local and of the global extractor: how each speaks for the true classes."""
@@ -189,18 +208,20 @@ class PSE(FedPer):
             maps = ({layer: tap.maps[layer] for layer in layers} for tap in taps)
             ours, theirs = (self.score_cam(net, pair, batch, at, some) for at, some in enumerate(maps))
             return ours, theirs
-        score = (self.of_truth(seen.asked, batch.y.repeat(2)) * batch.weight.repeat(2)).sum()
-        found = _slopes(score, seen.back, [tap.leaves[layer] for tap in taps for layer in layers])
+        asked = scores(seen.asked, self.score)
+        # What is asked is the sum of the true classes' scores times their images' weights: this is its gradient.
+        truth = asked.new_zeros(2, len(batch.y), asked.shape[1])
+        y, weight = (part[:, None].expand(2, -1, -1) for part in (batch.y, batch.weight))
+        truth = truth.scatter_(2, y, weight).flatten(0, 1)
+        found = _slopes(asked, truth, seen.back, [tap.leaves[layer] for tap in taps for layer in layers])
+        for tap in taps:
+            tap.was_read = True  # nobody needs the taps of the training gradient
         # In half precision a sum would lose its small parts, and the sigmoid of a small mean would be one half.
-        found = [slope.to(score.dtype) for slope in found]
+        found = [slope.to(asked.dtype) for slope in found]
         if self.reduce == "mean":
             places = [tap.places[layer] for tap in taps for layer in layers]
             found = torch._foreach_div(torch._foreach_div(found, places), batch.weight.sum())
         return Tree(zip(layers, found, strict=False)), Tree(zip(layers, found[len(layers) :], strict=True))
-
-    def of_truth(self, logits: Tensor, y: Tensor) -> Tensor:
-        """Scores of the true classes."""
-        return scores(logits, self.score).gather(1, y[:, None])[:, 0]
 
     @torch.no_grad()
     def score_cam(self, net: Network, pair: Pair, batch: Tree, at: int, maps: dict[str, Tensor]) -> Tree:
@@ -208,7 +229,8 @@ class PSE(FedPer):
 
         def score(x: Tensor, y: Tensor) -> Tensor:
             apart = self.score_path == "self" or not self.crosses(net)
-            return self.of_truth(net(pair[at], x) if apart else self.look(net, pair, x).asked.chunk(2)[at], y)
+            logits = net(pair[at], x) if apart else self.look(net, pair, x).asked.chunk(2)[at]
+            return scores(logits, self.score).gather(1, y[:, None])[:, 0]
 
         x, y, found = batch.x, batch.y, {}
         base, together = score(torch.zeros_like(x), y), max(1, _ROWS // len(y))
@@ -224,15 +246,15 @@ class PSE(FedPer):
 
     def excited(self, ours: Tree, theirs: Tree) -> Tree:
         """{convolution: [channels]}: one where the global evidence exceeds the local one, and by no less than usual."""
-        a, b = torch.cat(ours.leaves()), torch.cat(theirs.leaves(ours))
-        if self.exact:
-            a, b = a.double(), b.double()
+        evidence = torch.cat([*ours.leaves(), *theirs.leaves(ours)])
+        a, b = (evidence.double() if self.exact else evidence).chunk(2)
+        # One by one: a CPU's vectors and what is left over at their end round differently, and equals must stay equal.
         gap = (b.sigmoid() - a.sigmoid()).clamp(min=0)
         sizes = [len(channels) for channels in ours.values()]
         scopes = [gap] if self.threshold_scope == "global" else gap.split(sizes)
         usual = torch.cat([scope.mean().expand(len(scope)) for scope in scopes])
         # Just after the download both extractors are the same and all gaps are zero: then none is excited.
-        chosen = ((gap >= usual) & (gap > 0)).to(gap)
+        chosen = ((gap >= usual) & (gap > 0)).to(evidence.dtype)
         return Tree(zip(ours, chosen.split(sizes), strict=True))
 
 
@@ -240,6 +262,7 @@ class Seen(NamedTuple):
     """What a look at both networks gives."""
 
     outs: list[Tree]  # features and logits of the local and of the global one
+    logits: Tensor  # of these, one after the other
     asked: Tensor  # logits that evidence is asked of, those of the global one after the local one's
     back: tuple[Tensor, ...] = ()  # where it goes back through when queries are exchanged; else by all ways
 
@@ -314,21 +337,21 @@ def _alone(module: Any, maps: Tensor) -> tuple[Tensor, Tensor]:
     return _attended(module, *_projected(module, maps))
 
 
-def _slopes(score: Tensor, back: Sequence[Tensor], leaves: Sequence[Tensor]) -> Sequence[Tensor]:
-    """d score / d leaves, in one pass for both models.
+def _slopes(asked: Tensor, truth: Tensor, back: Sequence[Tensor], leaves: Sequence[Tensor]) -> Sequence[Tensor]:
+    """d (truth . asked) / d leaves, in one pass for both models.
 
     A model's prediction depends on the other's maps through its queries alone. Going back past these, the sum of both
     scores leaves at each tap what its own model's score would.
     """
     if not back:
-        return torch.autograd.grad(score, leaves, retain_graph=True, materialize_grads=True)
-    slopes = torch.autograd.grad(score, back, retain_graph=True, allow_unused=True)
+        return torch.autograd.grad(asked, leaves, truth, retain_graph=True, materialize_grads=True)
+    slopes = torch.autograd.grad(asked, back, truth, retain_graph=True, allow_unused=True)
     used = [at for at, slope in enumerate(slopes) if slope is not None]
     ends, starts = [back[at] for at in used], [slopes[at] for at in used]
     return torch.autograd.grad(ends, leaves, starts, retain_graph=True, materialize_grads=True)
 
 
-def _by_weight(channels: dict[str, Tensor], like: Tree) -> dict[str, Tensor]:
+def _by_weight(channels: Tree, like: Tree) -> dict[str, Tensor]:
     """{weight: [channels, 1, ...]} of convolutions' filters and biases."""
     pairs = ((f"{layer}.{part}", values) for layer, values in channels.items() for part in ("weight", "bias"))
     return {n: values.to(like[n]).view(-1, *[1] * (like[n].dim() - 1)) for n, values in pairs if n in like}

@@ -21,7 +21,8 @@ Place = Literal["conv", "relu"]
 Cam = Literal["gradcam", "gradcam++"]
 Reduce = Literal["mean", "sum"]
 
-Reduction = Callable[[Tensor, Tensor], Tensor]  # (gradient at a layer's output, the output) -> what is wanted of them
+# (gradient at a layer's output, the output) -> what is wanted of them; None: nothing
+Reduction = Callable[[Tensor, Tensor], Tensor | None]
 
 
 class _Tap(torch.autograd.Function):
@@ -34,7 +35,7 @@ class _Tap(torch.autograd.Function):
         return torch.ops.aten.alias(out)  # view_as would choose other strides where a side has length one
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None]:
         return gradients[0], ctx.reduction(gradients[0], ctx.saved_tensors[0]), None
 
 
@@ -77,7 +78,7 @@ def layer_saliency(
     def layer(step: Operation, out: Tensor) -> Tensor:
         if tap == "relu" and not is_relu(step):
             return out
-        leaves.append(out.new_zeros(len(out), requires_grad=True))
+        leaves.append(out.new_empty(len(out), requires_grad=True))  # its gradient alone is read
         return tapped(out, leaves[-1], reduction)
 
     rules: list[tuple[frozenset[str], Rule]] = [(RELUS | SMOOTH, guided_rule)] if guided else []
@@ -124,6 +125,7 @@ class ChannelTaps(Rewriting):
         self.tap, self.cam = tap, cam
         self.leaves: dict[str, Tensor] = {}
         self.places: dict[str, int] = {}  # positions in a channel of one image
+        self.was_read = False  # set, another way back through the same pass leaves the taps alone
         self._weights = weights  # kept, so that no other tensor gets the identity of one of them
         self._names = {id(value): name.removesuffix(".weight") for name, value in weights.params.items()}
         self._open: list[tuple[str, torch.Size]] = []  # convolutions that no ReLU has followed yet
@@ -153,12 +155,13 @@ class ChannelTaps(Rewriting):
 
     def _tapped(self, names: list[str], out: Tensor) -> Tensor:
         # Sums over many positions need more than the eight bits of mantissa that a map in half precision has.
-        leaf = out.new_zeros(out.shape[1], dtype=_full(out), requires_grad=True)
+        leaf = out.new_empty(out.shape[1], dtype=_full(out), requires_grad=True)  # its gradient alone is read
         for name in names:
             if name in self.leaves:
                 raise BadInput(f"{name} runs twice in one pass and its channels mix; give each use a layer of its own")
             self.leaves[name], self.places[name] = leaf, out[0, 0].numel()
-        return tapped(out, leaf, _summed if self.cam == "gradcam" else _plus_plus)
+        reduction = _summed if self.cam == "gradcam" else _plus_plus
+        return tapped(out, leaf, lambda gradient, out: None if self.was_read else reduction(gradient, out))
 
 
 def channel_gradients(

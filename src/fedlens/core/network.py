@@ -145,8 +145,7 @@ class Network:
         `in_step`: a pass of a local step that does not train, which is compiled as those are that do.
         """
         self._set_mode(train, only)
-        if self.layout is not None:
-            inputs = tuple(_side_by_side(x) if x.dim() == 4 else x for x in inputs)
+        inputs = tuple(map(self.laid_out, inputs))
         for name, part in self._dropouts if train else ():
             assert key is not None, "a training pass through dropout needs the step's key"
             part.key = fold(key, name)
@@ -154,13 +153,32 @@ class Network:
         if named.keys() != self._names:  # functional_call would fall back on the module's own weights
             raise KeyError(f"weights differ from the network's in {', '.join(sorted(self._names ^ named.keys()))}")
         device = inputs[0].device.type
-        if self.precision == "bf16" and device == "cuda":
+        if self._halves(inputs[0]):
             named.update(_halved({name: named[name] for name in self._halved}))
         # What is compiled must not be watched: it would be left out by taps and rewritten rules.
         compiled = self.compile and (train or in_step) and not torch._C._len_torch_function_stack()
         run = _compiled() if compiled else functional_call
         with torch.autocast(device, torch.bfloat16, enabled=self.precision == "bf16"):
             return run(self._under, named, (f, *inputs), tie_weights=self._tied)
+
+    def laid_out(self, x: Tensor) -> Tensor:
+        """The same images as passes want them in memory: made once, they serve several passes."""
+        return x if self.layout is None or x.dim() != 4 else _side_by_side(x)
+
+    def in_halves(self, params: Tree) -> Tree:
+        """The same parameters as passes on their device use them: made once, they serve several passes.
+
+        Else each pass would make its own, and a step that has three would add up three gradients of every parameter.
+        """
+        named = {f"module.{name}": leaf for name, leaf in params.items()}
+        if not named or not self._halves(next(iter(named.values()))):
+            return params
+        named.update(_halved({name: named[name] for name in self._halved if name in named}))
+        return Tree(zip(params, named.values(), strict=True))
+
+    def _halves(self, like: Tensor) -> bool:
+        """Whether weights are made bfloat16 before a pass; elsewhere autocast does it one by one."""
+        return self.precision == "bf16" and like.device.type == "cuda"
 
     @torch.no_grad()
     def with_batch_statistics(self, weights: Tree, x: Tensor) -> Tree:
@@ -222,6 +240,7 @@ def _is_running(name: str, buffer: Tensor) -> bool:
 def _halved(named: dict[str, Tensor]) -> dict[str, Tensor]:
     """The weights of matrix products in bfloat16, as autocast would cast them one by one: here in one launch."""
     new: dict[str, Tensor] = {}
+    named = {name: leaf for name, leaf in named.items() if leaf.dtype != torch.bfloat16}
     for trained in (True, False):  # a frozen weight must not make its layer compute a gradient for it
         some = {name: leaf for name, leaf in named.items() if leaf.requires_grad == trained}
         if some:
@@ -233,16 +252,19 @@ class _Cast(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, dtype: torch.dtype, *leaves: Tensor) -> tuple[Tensor, ...]:
         ctx.dtype = leaves[0].dtype
+        ctx.set_materialize_grads(False)  # what has none would get zeros, one launch for each
         return _cast(leaves, dtype)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return None, *_cast(grads, ctx.dtype)
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        found = iter(_cast(tuple(g for g in grads if g is not None), ctx.dtype))
+        return None, *(g if g is None else next(found) for g in grads)
 
 
 def _cast(leaves: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
     new = [torch.empty_like(leaf, dtype=dtype) for leaf in leaves]
-    torch._foreach_copy_(new, list(leaves))
+    if new:
+        torch._foreach_copy_(new, list(leaves))
     return tuple(new)
 
 

@@ -178,7 +178,12 @@ def grad(value: Tensor, tree: Tree) -> Tree:
     leaves = tree.leaves()
     grads = torch.autograd.grad(value, leaves, materialize_grads=True) if leaves else ()
     # Fused kernels want gradients laid out like the parameters, which autograd does not promise.
-    alike = (
-        g if g.stride() == p.stride() else torch.empty_like(p).copy_(g) for g, p in zip(grads, leaves, strict=True)
-    )
-    return tree.rebuild(alike)
+    return tree.rebuild(map(_laid_out_like, grads, leaves))
+
+
+def _laid_out_like(g: Tensor, p: Tensor) -> Tensor:
+    if g.stride() == p.stride():
+        return g
+    if all(n == 1 or a == b for n, a, b in zip(p.shape, g.stride(), p.stride(), strict=True)):
+        return g.as_strided(p.shape, p.stride())  # sides of length one have any stride
+    return torch.empty_like(p).copy_(g)

@@ -110,7 +110,8 @@ class PseNetwork(nn.Module):
     def _as_maps(self, attended: Tensor, shape: torch.Size) -> Tensor:
         """The way back; heads with projections of their own are averaged."""
         rows = attended if self.tokens == "channel" else attended.transpose(-1, -2)
-        return rows.reshape(shape).mean(1)
+        maps = rows.reshape(shape)
+        return maps.flatten(1, 2) if shape[1] == 1 else maps.mean(1)
 
 
 @dataclass(frozen=True)
