@@ -272,9 +272,14 @@ def test_blocks_that_are_attributed_together_are_masked_and_noised_alone(by, mon
     monkeypatch.setattr(fedxds_module, "_TOGETHER", {"cpu": 2})
     together = carried_out(by)[0].state.shared
     assert torch.equal(apart.y, together.y) and (apart.x - together.x).abs().max() < 1e-12
-    # Clients of 7, 4 and 9 images are 3 + 2 + 3 blocks of three, and 2 + 1 + 2 of six.
-    blocks = {"lrp": (8, 5), "inputxgrad": (8, 8), "random": (0, 0)}[by.attribution]
+    # Clients of 7, 4 and 9 images are 3 + 2 + 3 blocks of three, in passes of six; all of a client's are asked about.
+    blocks = {"lrp": (8, 3), "inputxgrad": (8, 8), "random": (0, 0)}[by.attribution]
     assert (each, len(asked) - each) == ((3, 3) if by.mask_source == "class" else blocks)
+    if by.attribution == "lrp" and by.mask_source == "image":  # where fewer lie ready, in whole passes
+        del asked[:]
+        monkeypatch.setattr(fedxds_module, "_HELD", 6 * owners().data.x[0].nbytes)
+        fewer = carried_out(by)[0].state.shared
+        assert asked == [6, 1, 4, 6, 3] and (apart.x - fewer.x).abs().max() < 1e-12
 
 
 def carried_out_everyone(plan):

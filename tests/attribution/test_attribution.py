@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedlens.attribution import METHODS, Lrp, attribute, channel_gradients, layer_names, layer_saliency
 from fedlens.attribution.attribute import SmoothGrad
-from fedlens.attribution.inputs import prepare
+from fedlens.attribution.inputs import Inputs, prepare
 from fedlens.core.errors import BadInput
 from fedlens.core.network import Network
 from fedlens.core.rng import generator, seeded
@@ -341,6 +341,24 @@ def test_lrp_works_with_group_norm(name):
         net = Network(MODELS[name](norm="group").build(10, 3, 32))  # pyright: ignore[reportCallIssue]
     maps = attribute("lrp", net, net.initial_weights(), images(2, 32).float(), torch.tensor([3, 8]))
     assert maps.isfinite().all() and float(maps.flatten(1).std(1).min()) > 0
+
+
+def test_on_a_gpu_what_is_not_finite_is_refused_at_the_end(monkeypatch):
+    """Each look at a number there makes the host wait: one look at the end, the same sentence."""
+    with seeded(3):
+        net = Network(stirred(Residual("reused in place")))
+    weights, x, looks = net.initial_weights(), images(4).float(), []
+    expected = attribute("lrp", net, weights, x, LABELS[:4], chunk=1)
+    check = Inputs._check
+    monkeypatch.setattr(Inputs, "_demand", lambda self, *doubt: self.doubts.append(doubt))
+    monkeypatch.setattr(Inputs, "_check", lambda self: looks.append(len(self.doubts)) or check(self))
+    assert torch.equal(attribute("lrp", net, weights, x, LABELS[:4], most=1), expected)
+    assert looks == [8]  # of four images and of four outputs
+    x[2, 0, 0, 0] = torch.nan
+    with pytest.raises(BadInput, match="image 2 has values that are not finite"):
+        attribute("lrp", net, weights, x, LABELS[:4], most=1)
+    with pytest.raises(BadInput, match="the network's output is not finite"):
+        layer_saliency(net, weights.map(lambda leaf: leaf * torch.nan), images(4).float(), LABELS[:4])
 
 
 # ---- nothing left behind ---------------------------------------------------------------------------------------------

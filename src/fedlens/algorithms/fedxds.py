@@ -30,6 +30,8 @@ from .fedavg import FedAvg
 _METHODS = {"ig": "integrated_gradients", "smoothgrad": "smoothgrad", "inputxgrad": "input_x_gradient"}
 _BLOCK = 500  # images at a time, on every device: the draws of a block have one key
 _TOGETHER = {"cuda": 4}  # blocks that are attributed at once: there many images take little longer than few
+_HELD = 1 << 30  # bytes of images that lie ready there: the network is looked at once for these, and nobody waits
+_ONE_PASS = ("lrp", "input_x_gradient")  # of an image
 _REFERENCES = 16  # images of noise that a class's own mask is found with
 _DISTANCES = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
 _SIDES = (28, 32, 64, 224)  # of images for which it is stated what a mask tells
@@ -234,10 +236,11 @@ class FedXDS:
             with torch.no_grad():
                 classes = net(weights, x[:1]).shape[1]
             present = [F.one_hot(some, classes).amax(0).expand(len(some), -1) for some in y.split(batch)]
-            relevance = attribute(method, net, weights, x, torch.cat(present), target="given", **options)
+            wanted, target = torch.cat(present), "given"
         else:
-            target = "predicted" if self.target == "pred" else "true"
-            relevance = attribute(method, net, weights, x, y, target=target, **options)
+            wanted, target = y, "predicted" if self.target == "pred" else "true"
+        most = _TOGETHER.get(x.device.type, 0) * _BLOCK if method in _ONE_PASS else None
+        relevance = attribute(method, net, weights, x, wanted, target=target, most=most, **options)
         summed = relevance.sum(1, keepdim=True)
         return summed.abs() if self.absolute else summed
 
@@ -392,6 +395,8 @@ class MaskedExchange(Exchange):
         # With these a pixel's worth depends on the block: by its draws, and by which images are beside each other.
         alone = by.attribution in ("random", "smoothgrad") or by.target == "batch_labels"
         together = 1 if alone else _TOGETHER.get(blocks[0].index.device.type, 1)
+        if together > 1 and _METHODS.get(by.attribution, by.attribution) in _ONE_PASS:  # `most` parts them again
+            together *= max(1, _HELD // (together * max(1, blocks[0].x.nbytes)))
         for first in range(0, len(blocks), together):
             some = blocks[first : first + together]
             x, y = (torch.cat([getattr(block, part) for block in some]) for part in ("x", "y"))

@@ -36,16 +36,18 @@ def attribute(
     target: Target = "true",
     score: Score = "logit",
     chunk: int | None = None,
+    most: int | None = None,
     **options: Any,
 ) -> Tensor:
     """One map for each image, like x; from the CAMs [images, height, width].
 
     `target`: the class asked about is y (true, given), the predicted one, or all together. `given` also takes
-    [images, classes]: how much each class counts. Images are taken `chunk` at a time, by default what memory bears;
-    maps do not depend on it, nor on what else is in the batch. They lie where x lies, in its dtype.
+    [images, classes]: how much each class counts. Images are taken `chunk` at a time, by default what memory bears, and
+    `most` of them; maps do not depend on it, nor on what else is in the batch. They lie where x lies, in its dtype.
     """
     how = chosen(method, options)
-    inputs = prepare(net, weights, x, y, target, score, chunk, differentiable=not isinstance(how, ScoreCam))
+    differentiable = not isinstance(how, ScoreCam)
+    inputs = prepare(net, weights, x, y, target, score, chunk, most=most, differentiable=differentiable)
     maps = None
     for part, images, wanted in inputs.pieces():
         found = how(inputs, images, wanted)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -38,25 +39,36 @@ class Inputs:
     rows: int  # images at a time
     classes: int
     kinds: frozenset[str]  # operations that the network is made of
+    doubts: list[tuple[Tensor, Callable[[], str]]] = field(default_factory=list)  # what must hold, or what is wrong
 
     def pieces(self) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
         """In turn: which images, the images on the network's device, how much each class counts."""
         for start in range(0, len(self.x), self.rows):
             part = slice(start, start + self.rows)
             x = self.x[part].to(_like(self.weights))
-            bad = ~x.flatten(1).isfinite().all(1)
-            if bad.any():
-                image = start + int(bad.to(torch.uint8).argmax())
-                raise BadInput(f"image {image} has values that are not finite; repair or leave out such images")
+            finite = x.flatten(1).isfinite().all(1)
+            self._demand(finite.all(), partial(_not_finite, start, finite))
             yield part, x, None if self.y is None else self._counted(self.y[part].to(x.device)).to(x)
+        self._check()
+
+    def _demand(self, holds: Tensor, said: Callable[[], str]) -> None:
+        """Refuses at once, or on a GPU after the last piece: to look at a number there, the host waits for all work."""
+        self.doubts.append((holds, said))
+        if not holds.is_cuda:
+            self._check()
+
+    def _check(self) -> None:
+        if self.doubts and not torch.stack([holds for holds, _ in self.doubts]).all():
+            raise BadInput(next(said() for holds, said in self.doubts if not holds))
+        self.doubts.clear()
 
     def _counted(self, y: Tensor) -> Tensor:
         return y if y.dim() == 2 else F.one_hot(y.long(), self.classes)
 
     def logits(self, x: Tensor) -> Tensor:
         logits = self.net(self.weights, x)
-        if not logits.isfinite().all():
-            raise BadInput("the network's output is not finite; its weights or the scale of the images are off")
+        said = "the network's output is not finite; its weights or the scale of the images are off"
+        self._demand(logits.detach().isfinite().all(), lambda: said)
         return logits
 
     def predicted(self, x: Tensor) -> Tensor:
@@ -86,6 +98,7 @@ def prepare(
     score: Score,
     chunk: int | None = None,
     *,
+    most: int | None = None,
     differentiable: bool = True,
 ) -> Inputs:
     """Refuses what cannot be answered, in one sentence; looks at the network with one image to know its size."""
@@ -111,7 +124,7 @@ def prepare(
     weights = Tree(params=weights.params.map(torch.detach), buffers=weights.buffers.map(torch.detach))
     seen, classes = _probe(net, weights, x, differentiable)
     labels = _labels(x, y, target, classes)
-    rows = chunk or _rows(seen.bytes, x, weights)
+    rows = chunk or min(most or MOST, _rows(seen.bytes, x, weights))
     return Inputs(net, weights, x, labels, score, rows, classes, frozenset(seen.kinds))
 
 
@@ -179,10 +192,15 @@ def _labels(x: Tensor, y: Tensor | int | None, target: Target, classes: int) -> 
         raise BadInput(
             f"y must hold one class number for each of {len(x)} images, not {list(labels.shape)} of {labels.dtype}"
         )
-    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
-        low, high = int(labels.min()), int(labels.max())
+    low, high = torch.stack(labels.aminmax()).tolist() if len(labels) else (0, 0)
+    if len(labels) and not 0 <= low <= high < classes:
         raise BadInput(f"labels go from {low} to {high}, but the network has classes 0 to {classes - 1}")
     return labels
+
+
+def _not_finite(start: int, finite: Tensor) -> str:
+    image = start + int(finite.to(torch.uint8).argmin())
+    return f"image {image} has values that are not finite; repair or leave out such images"
 
 
 def _rows(bytes_of_one: int, x: Tensor, weights: Tree) -> int:

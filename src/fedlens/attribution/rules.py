@@ -120,7 +120,7 @@ class AlphaBeta:
     def __call__(self, layer: Callable[[], Linear], x: Tensor, out: Tensor, nonnegative: bool) -> Tensor:
         linear = layer()
         up = contributions(linear, x, nonnegative, positive=True)
-        parts = [(up, self.alpha * out / (up + self.epsilon))]
+        parts = [(up, (out if self.alpha == 1 else self.alpha * out) / (up + self.epsilon))]
         if self.beta:
             down = contributions(linear, x, nonnegative, positive=False)
             parts.append((down, -self.beta * out / (down - self.epsilon)))

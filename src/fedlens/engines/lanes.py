@@ -308,9 +308,9 @@ class Lanes(Sequential):
         """The device with the fewest clients, if another fits."""
         busy = {place.number: sum(lane.place is place for lane in seated) for place in self.places}
         place = min(self.places, key=lambda place: busy[place.number])
-        trains = stage.epochs > 0 or stage.steps is not None
-        # The first recorded lane tells what one costs; without training there is nothing to overlap.
-        limit = self.count or place.rooms.get(stage, 1 if self.recorded and trains else _EAGER)
+        # The first recorded lane tells what one costs. Without training there is nothing to overlap, and every lane's
+        # stream has memory of its own, which the device would have to find first.
+        limit = self.count or place.rooms.get(stage, 1 if self.recorded else _EAGER)
         return place if busy[place.number] < limit else None
 
     def _load(self, job: Job, place: DeviceLanes, i: int, alone: bool) -> Lane | None:
