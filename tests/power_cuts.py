@@ -43,9 +43,9 @@ class RecordedDisk(files.Disk):
         elif path.is_relative_to(self.root):
             self.steps.append(Step(kind, path.relative_to(self.root).as_posix(), **more))
 
-    def write(self, path, data):
-        super().write(path, data)
-        self._note("write", path, data=bytes(data))
+    def write(self, path, *parts):
+        super().write(path, *parts)
+        self._note("write", path, data=b"".join(parts))
 
     def append(self, path, data):
         super().append(path, data)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -72,8 +73,8 @@ def test_common_payload_is_booked_once_per_client_and_version():
 
 
 def test_the_same_leaves_are_hashed_once_and_changed_ones_again(monkeypatch):
-    made = []
-    monkeypatch.setattr(wire, "encode", lambda tree: made.append(1) or encode(tree))
+    made, sha256 = [], hashlib.sha256
+    monkeypatch.setattr(wire, "hashlib", SimpleNamespace(sha256=lambda: made.append(1) or sha256()))
     tree = Tree(x=torch.zeros(10), y=torch.ones(3))
     first = digest(tree)
     assert digest(Tree(tree)) == first == hashlib.sha256(encode(tree)).hexdigest() and len(made) == 1
@@ -81,6 +82,8 @@ def test_the_same_leaves_are_hashed_once_and_changed_ones_again(monkeypatch):
     assert digest(tree) == hashlib.sha256(encode(tree)).hexdigest() != first
     assert digest(Tree(x=tree.y, y=tree.x)) != digest(tree)
     assert len(made) == 4
+    odd = Tree(x=torch.ones(4, 3).t(), none=torch.empty(0), empty=Tree(), one=torch.tensor(2.0))
+    assert b"".join(wire.parts(odd)) == encode(odd) and digest(odd, wire.parts(odd)) == sha256(encode(odd)).hexdigest()
 
 
 def test_what_nobody_encoded_is_refused():

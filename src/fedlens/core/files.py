@@ -62,9 +62,10 @@ _TEMPORARY = re.compile(r"\..+\.([0-9]+)(\.part)?")  # without .part: of version
 class Disk:
     """Everything that is done to the file system: a test puts a recorder in its place."""
 
-    def write(self, path: Path, data: bytes) -> None:
+    def write(self, path: Path, *parts: bytes | memoryview) -> None:
         with open(path, "wb") as file:
-            file.write(data)
+            for part in parts:
+                file.write(part)
 
     def append(self, path: Path, data: bytes) -> None:
         with open(path, "ab") as file:
@@ -101,11 +102,11 @@ class Disk:
 disk = Disk()
 
 
-def write_atomic(path: Path, data: bytes, *, durable: bool = False) -> None:
+def write_atomic(path: Path, *parts: bytes | memoryview, durable: bool = False) -> None:
     """All of the file or nothing: written beside it, then renamed. `durable` waits until the disk has both."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        disk.write(beside, data)
+        disk.write(beside, *parts)
         if durable:
             disk.sync(beside)
         disk.rename(beside, path)
@@ -181,11 +182,15 @@ class Unsynced:
         self._files: set[Path] = set()
         self._folders: set[Path] = set()
 
-    def write(self, path: Path, data: bytes, sha256: str = "") -> Seal:
-        """All of the file or nothing, for the next `sync`. `sha256`: its checksum, where it is known."""
-        write_atomic(path, data)
+    def write(self, path: Path, data: bytes) -> Seal:
+        """All of the file or nothing, for the next `sync`."""
+        self.write_parts(path, data)
+        return seal(data)
+
+    def write_parts(self, path: Path, *parts: bytes | memoryview) -> None:
+        """The same of a file whose checksum is known."""
+        write_atomic(path, *parts)
         self.note(path)
-        return (len(data), sha256) if sha256 else seal(data)
 
     def note(self, path: Path) -> None:
         """Another process, or another function, wrote this file."""

@@ -32,16 +32,21 @@ _NAMES = {
 
 def encode(tree: Tree, **notes: str) -> bytes:
     """Names are paths. Empty branches (the buffers of a net without BatchNorm) are part of a tree too."""
-    return b"".join([header(tree, **notes), *(raw(leaf).tobytes() for _, leaf in _ordered(tree))])
+    return b"".join(parts(tree, **notes))
+
+
+def parts(tree: Tree, **notes: str) -> list[bytes | memoryview]:
+    """The same one after another, without a copy of values that are on the CPU already: a message can be large."""
+    return [header(tree, **notes), *(raw(leaf).data for _, leaf in _ordered(tree))]
 
 
 _hashed: tuple[str, dict[str, tuple[weakref.ref[Tensor], int]]] = "", {}  # the last checksum, and of which leaves
 
 
-def digest(tree: Tree, data: bytes | None = None) -> str:
+def digest(tree: Tree, data: Sequence[bytes | memoryview] | None = None) -> str:
     """The sha256 of a message, made once of the same leaves: what all clients share can be as large as the data.
 
-    `data` is the message, where it is made already.
+    `data` are the parts of the message, where they are made already.
     """
     global _hashed
     leaves, (found, known) = dict(tree.paths()), _hashed
@@ -49,7 +54,10 @@ def digest(tree: Tree, data: bytes | None = None) -> str:
     if not same or any(
         known[path][0]() is not leaf or known[path][1] != leaf._version for path, leaf in leaves.items()
     ):
-        found = hashlib.sha256(encode(tree) if data is None else data).hexdigest()
+        sha256 = hashlib.sha256()
+        for part in parts(tree) if data is None else data:
+            sha256.update(part)
+        found = sha256.hexdigest()
         _hashed = found, {path: (weakref.ref(leaf), leaf._version) for path, leaf in leaves.items()}
     return found
 

@@ -30,7 +30,7 @@ from ..core.files import (
 from ..core.ledger import Ledger
 from ..core.memories import Version, name, newest, prune, version_of, versions
 from ..core.tree import Tree
-from ..core.wire import decode, digest, encode
+from ..core.wire import decode, digest, encode, parts
 from . import tables
 
 _KEPT = 2  # checkpoints: a damaged last one costs rounds, not the run
@@ -123,11 +123,11 @@ class CheckpointStore:
     def _store(self, shared: Tree) -> str:
         """The common payload, once: it can be as large as the data and stays the same."""
         if self._shared is None or self._shared[0] is not shared:
-            data = encode(shared)
+            data = parts(shared)
             self._shared = shared, digest(shared, data)
             file = self._shared_file(self._shared[1])
-            if not file.exists() or self._look(file) != (len(data), self._shared[1]):
-                self.unsynced.write(file, data, self._shared[1])
+            if not file.exists() or self._look(file) != (sum(map(len, data)), self._shared[1]):
+                self.unsynced.write_parts(file, *data)
         return self._shared[1]
 
     # ---- taking up ----

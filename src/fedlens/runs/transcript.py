@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from ..core.engine import Job, Reply
 from ..core.errors import BadInput
 from ..core.files import Seal, Unsynced, open_regular, read_bytes, seal
 from ..core.tree import Tree
-from ..core.wire import decode, encode, header, notes
+from ..core.wire import decode, digest, encode, header, notes
 
 _MIB = 2**20
 _HEAD = 100 * _MIB  # bytes before the values at most: as safetensors has it
@@ -61,13 +60,12 @@ class Recording:
         self.rounds = len(recorded(folder))
         self.spent = sum(path.stat().st_size for path in recorded(folder))
         self.version = _notes(recorded(folder)[-1])["shared"] if self.rounds else ""
-        self._last: tuple[Tree, str] = Tree(), ""
 
     def add(self, job: Job, replies: Sequence[Reply]) -> str:
         """A sentence when this was the first round that there is no room for."""
         if self.rounds != job.round:  # a gap would hide from an audit what it missed
             return ""
-        version = self._version_of(job.shared)
+        version = digest(job.shared)[:16] if job.shared else ""  # made once: it may be of hundreds of megabytes
         tree = Tree(
             download=job.download,
             replies=Tree({str(reply.client): reply.upload for reply in replies}),
@@ -83,12 +81,6 @@ class Recording:
         self.files[file] = self.unsynced.write(self.folder / file, data)
         self.rounds, self.spent, self.version = self.rounds + 1, self.spent + len(data), version
         return ""
-
-    def _version_of(self, shared: Tree) -> str:
-        """Found once for each tree: all shared images may be hundreds of megabytes."""
-        if shared and self._last[0] is not shared:
-            self._last = shared, hashlib.sha256(encode(shared)).hexdigest()[:16]
-        return self._last[1] if shared else ""
 
 
 @dataclass(frozen=True)
