@@ -16,7 +16,7 @@ from ..core.algorithm import Client
 from ..core.errors import BadInput
 from ..core.fields import NonNegative
 from ..core.network import Network
-from ..core.objective import cross_entropy, weighted
+from ..core.objective import cross_entropy
 from ..core.tree import Tree, grad
 from ..models.pse_net import PseNetwork
 from .fedper import FedPer, Part, has_extractor, is_extractor
@@ -133,7 +133,7 @@ class PSE(FedPer):
             if self.excite != "none":
                 excited = self.excited(*self.evidence(net, pair, batch, taps, seen))
                 pulls = _by_weight(excited * self.xi, extractor.params)
-            grads = grad(self.both_losses(client, ours, batch, seen), ours.params)
+            grads = self.gradient_of_both(client, ours, batch, seen)
         if self.excite == "penalty":
             drift = {name: pull * (local.params[name] - extractor.params[name]) for name, pull in pulls.items()}
             grads = grads.replace(**{name: grads[name] + away for name, away in drift.items()})
@@ -152,13 +152,14 @@ class PSE(FedPer):
         theirs = still.replace(params=halved) | extractor.replace(params=net.in_halves(extractor.params))
         return ours.replace(params=halved), theirs
 
-    def both_losses(self, client: Client, ours: Tree, batch: Tree, seen: Seen) -> Tensor:
-        """The sum of both predictions' losses."""
-        if client.objective is cross_entropy and type(self).loss is PSE.loss:  # image by image: at once
-            y = batch.y.repeat(2)
-            losses = F.cross_entropy(seen.logits, y, reduction="none")
-            return weighted(losses.view(2, -1), batch)
-        return self.loss(client, ours, batch, seen.outs[0]) + self.loss(client, ours, batch, seen.outs[1])
+    def gradient_of_both(self, client: Client, ours: Tree, batch: Tree, seen: Seen) -> Tree:
+        """Of the sum of both predictions' losses."""
+        if client.objective is not cross_entropy or type(self).loss is not PSE.loss:
+            both = self.loss(client, ours, batch, seen.outs[0]) + self.loss(client, ours, batch, seen.outs[1])
+            return grad(both, ours.params)
+        # Image by image: both at once, and nobody needs the losses themselves.
+        losses = F.cross_entropy(seen.logits, batch.y.repeat(2), reduction="none").view(2, -1)
+        return grad(losses, ours.params, by=(batch.weight / batch.weight.sum()).expand(2, -1))
 
     def tap_of(self, net: Network, weights: Tree) -> Any:
         """A context in which a pass leaves what evidence is made of."""
@@ -185,16 +186,16 @@ class PSE(FedPer):
                     seen.append(net.forward(weights, x, **how))
         if not crosses:
             logits = torch.cat([out.logits for out in seen])
-            return Seen(seen, logits, logits)
+            return Seen([out.features for out in seen], logits, logits)
         how = dict(train=key is not None, key=key)
         maps = torch.cat(seen)
         projected = net.apply(pair[0], _projected, maps, **how)
-        features, logits = (t.to(x.dtype) for t in net.apply(pair[0], _exchanged, *projected, **how))
-        outs = [Tree(features=f, logits=z) for f, z in zip(features.chunk(2), logits.chunk(2), strict=True)]
+        features, logits = net.apply(pair[0], _exchanged, *projected, **how)
+        features, logits = features.chunk(2), logits.to(x.dtype)
         if self.score_path == "cross":
-            return Seen(outs, logits, logits, projected[1:])
+            return Seen(features, logits, logits, projected[1:])
         _, alone = net.apply(pair[0], _alone, maps)
-        return Seen(outs, logits, alone.to(x.dtype))
+        return Seen(features, logits, alone.to(x.dtype))
 
     def evidence(self, net: Network, pair: Pair, batch: Tree, taps: tuple[Any, Any], seen: Seen) -> tuple[Tree, Tree]:
         """{convolution: [channels]} of the local and of the global extractor: how each speaks for the true classes."""
@@ -261,10 +262,16 @@ class PSE(FedPer):
 class Seen(NamedTuple):
     """What a look at both networks gives."""
 
-    outs: list[Tree]  # features and logits of the local and of the global one
-    logits: Tensor  # of these, one after the other
+    features: Sequence[Tensor]  # of the local and of the global one
+    logits: Tensor  # those of the global one after the local one's
     asked: Tensor  # logits that evidence is asked of, those of the global one after the local one's
     back: tuple[Tensor, ...] = ()  # where it goes back through when queries are exchanged; else by all ways
+
+    @property
+    def outs(self) -> list[Tree]:
+        """Features and logits of the local and of the global one."""
+        each = zip(self.features, self.logits.chunk(2), strict=True)
+        return [Tree(features=features.to(logits.dtype), logits=logits) for features, logits in each]
 
 
 class _Maps(ChannelTaps):

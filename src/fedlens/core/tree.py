@@ -173,10 +173,10 @@ def clipped(tree: Tree, norm: float) -> Tree:
     return tree * (norm / dot(tree, tree).sqrt().clamp(min=norm))
 
 
-def grad(value: Tensor, tree: Tree) -> Tree:
-    """d value / d tree; zero where the value does not depend on a leaf."""
+def grad(value: Tensor, tree: Tree, by: Tensor | None = None) -> Tree:
+    """d value / d tree, of several values d (by . value) / d tree; zero where they do not depend on a leaf."""
     leaves = tree.leaves()
-    grads = torch.autograd.grad(value, leaves, materialize_grads=True) if leaves else ()
+    grads = torch.autograd.grad(value, leaves, by, materialize_grads=True) if leaves else ()
     # Fused kernels want gradients laid out like the parameters, which autograd does not promise.
     return tree.rebuild(map(_laid_out_like, grads, leaves))
 
