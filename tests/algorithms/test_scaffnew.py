@@ -18,6 +18,8 @@ from fedlens.core.replies import Replies
 from fedlens.core.transform import Clip
 from fedlens.engines.sequential import Sequential
 from fedlens.robust.aggregators import Median
+from fedlens.simulate import checks
+from fedlens.simulate import run as simulate
 from fedlens.simulate.describe import described_with
 from scalar import number, scalar_run
 from textbook import EVERYONE, World, assert_same, far, local_training, total
@@ -146,3 +148,19 @@ def test_refused():
     with pytest.raises(BadInput, match="scaffnew has no server_lr"):
         Scaffnew(server_lr=0.5)
     assert config.read(None, ["algorithm=scaffnew", *described_with("scaffnew")]).timetable()
+
+
+def test_faults_that_lose_replies_are_refused_before_anything_is_trained(tmp_path):
+    words = [*described_with("scaffnew"), "clients=3", "model=mlp", "rounds=1", "faults.dropout=0.1"]
+    asked = config.read(None, ["algorithm=scaffnew+ft", *words, "engine=sequential", f"out={tmp_path / 'run'}"])
+    with pytest.raises(BadInput, match=r"scaffnew needs a reply of every client in every round, and faults\.dropout"):
+        simulate.run(asked)
+    assert not (tmp_path / "run").exists()
+
+
+def test_faults_that_lose_nothing_are_no_reason():
+    few = ["clients=2", "rounds=1", "model=mlp", "engine=sequential", "faults.duplicate=0.5", "faults.straggler=0.5"]
+    asked = config.read(None, ["algorithm=scaffnew", *described_with("scaffnew"), *few])
+    checks.check(asked, asked.data.load())
+    with pytest.raises(BadInput, match=r"faults\.straggler loses some"):
+        checks.check(replace(asked, policy=replace(asked.policy, deadline=5.0)), asked.data.load())

@@ -20,13 +20,14 @@ class Scaffnew(Algorithm):
     training by a coin that all toss together; here it has a fixed number of steps.
 
     It is refused where the controls would no longer add up to nothing: momentum, unequal steps, other weights, a part
-    of the clients. A round in which a reply is missing leaves model and controls as they were.
+    of the clients, faults that lose replies. Should one be missing, the round leaves model and controls as they were.
 
     down: done, model; up: delta, weight; memory: control, done, left, pace
     """
 
     default_weighting = uniformly
     wants_momentum = False
+    needs_every_reply = True
     described_with: ClassVar = ("local.momentum=0", "local.steps=10", "cohort=everyone")
 
     def __post_init__(self):
@@ -41,19 +42,15 @@ class Scaffnew(Algorithm):
             "cohort=everyone": not isinstance(plan.cohort, Everyone),
             "weighting=uniform": plan.weighting not in (None, uniformly),
         }
-        if any(lacks.values()):
-            words = " ".join(word for word, lacking in lacks.items() if lacking)
-            raise BadInput(
-                f"scaffnew needs all clients in every round, with equal plain steps and weights: give {words}"
-            )
-        for key in ("uplink", "defences"):
-            if getattr(plan, key):
-                raise BadInput(f"scaffnew learns its controls from the mean of the updates as trained: leave out {key}")
+        if give := " ".join(word for word, lacking in lacks.items() if lacking):
+            asked = "all clients in every round, with equal plain steps and weights"
+            raise BadInput(f"scaffnew needs {asked}: give {give}")
+        if used := " and ".join(key for key in ("uplink", "defences") if getattr(plan, key)):
+            raise BadInput(f"scaffnew learns its controls from the mean of the updates as trained: leave out {used}")
         yield from super().stages(plan)
 
     def setup(self, server):
-        """done: rounds that counted."""
-        return super().setup(server).replace(done=torch.tensor(0))
+        return super().setup(server).replace(done=torch.tensor(0))  # rounds that counted
 
     def broadcast(self, server):
         return super().broadcast(server).replace(done=server.state.done)
@@ -70,8 +67,8 @@ class Scaffnew(Algorithm):
     def initial_memory(self, client):
         """left: the weights when it sent them; pace: rate times steps of that round, zero before the first."""
         model, none = client.received.model.params, torch.zeros((), dtype=torch.float64)
-        memory = super().initial_memory(client)
-        return memory.replace(control=model.zeros(), left=model, pace=none, done=torch.tensor(0))
+        known = {"control": model.zeros(), "left": model, "pace": none, "done": torch.tensor(0)}
+        return super().initial_memory(client).replace(**known)
 
     def begin(self, client):
         """The control moves here, by the round that the client was in last, if that counted."""
@@ -87,5 +84,4 @@ class Scaffnew(Algorithm):
         upload, memory = super().finish(client, local)
         pace = torch.tensor(client.optimizer.lr * client.steps, dtype=torch.float64)
         left = self.shared_part(client.net, local).params
-        known = {"control": local.control, "left": left, "pace": pace, "done": client.received.done}
-        return upload, memory.replace(**known)
+        return upload, memory.replace(control=local.control, left=left, pace=pace, done=client.received.done)

@@ -129,6 +129,7 @@ class Algorithm:
     default_weighting: ClassVar[Callable] = by_examples
     needs_effective_steps: ClassVar[bool] = False  # True: it divides the local path by optimizer.effective_steps(steps)
     wants_momentum: ClassVar[bool] = True  # False: its rule is of plain local steps, and a run with others says so
+    needs_every_reply: ClassVar[bool] = False  # True: a round without one is lost, and faults that lose some refused
     capturable: ClassVar[bool] = True  # False: its step cannot be recorded and runs eagerly
     full_rows: ClassVar[bool] = False  # True: it looks at examples of weight zero, too, as norms of its own do
     # Clients' models that are evaluated: before and after local training.

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from .. import config
-from ..core.algorithm import Errand
+from ..algorithms import name_of
+from ..core.algorithm import Errand, chain
 from ..core.errors import BadInput
 from ..core.measures import numbered
 from ..data import Images
@@ -17,8 +18,10 @@ from .describe import describe
 def check(experiment: Experiment, images: Images) -> None:
     """Refuses, before anything is trained, what defences or an attack on uploads would have no say in.
 
-    An uplink that does not cover a method's uploads, and a last stage that cannot work on this model, refuse here.
+    An uplink that does not cover a method's uploads, and a last stage that cannot work on this model, refuse here. So
+    do faults that lose replies, where a method needs all of them.
     """
+    _check_faults(experiment)
     shape = len(images.classes), images.x.shape[1], images.x.shape[3]
     last = experiment.timetable()[-1].stage
     asked = experiment.evaluate
@@ -58,3 +61,15 @@ def check(experiment: Experiment, images: Images) -> None:
     for stage, _, _ in experiment.timetable():
         for defence in stage.defences:
             defence.check(stage.cohort.size(experiment.clients))
+
+
+def _check_faults(experiment: Experiment) -> None:
+    faults, late = experiment.faults, experiment.policy.deadline is not None
+    kinds = ("dropout", "stale", "corrupt", "oversized", *(("straggler",) if late else ()))
+    lossy = [kind for kind in kinds if getattr(faults, kind)]
+    for part in chain(experiment.timetable()[-1].stage.algorithm) if lossy else ():
+        if part.needs_every_reply:
+            raise BadInput(
+                f"{name_of(part)} needs a reply of every client in every round, and faults.{lossy[0]} loses some: set "
+                "it to 0"
+            )
