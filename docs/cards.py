@@ -30,7 +30,7 @@ from fedlens import config
 from fedlens.algorithms import ALGORITHMS, FAMILIES
 from fedlens.core.dry_run import PUBLIC
 from fedlens.recommend.rank import known
-from fedlens.simulate.describe import describe, described_with, preset_table, usual_model
+from fedlens.simulate.describe import about_rows, describe, described_with, preset_table, usual_model
 
 DOCS = Path(__file__).parent
 MADE = "<!-- made by `python docs/cards.py` from the code, methods.yaml and measured.json: change those -->"
@@ -152,7 +152,8 @@ def messages(name: str) -> str:
     model = usual_model(name)
     experiment = config.read(None, [f"algorithm={name}", f"model={model}", *described_with(name)])
     found: dict[str, dict[str, dict[str, int]]] = {}
-    for leaf in describe(experiment, classes=10, channels=3, size=32):
+    leaves = describe(experiment, classes=10, channels=3, size=32)
+    for leaf in leaves:
         if leaf.name != "(header)":
             place = found.setdefault(leaf.stage, {}).setdefault(leaf.where, {})
             place[leaf.name] = leaf.bytes  # a stage that comes twice sends the same twice, not twice as much
@@ -163,6 +164,7 @@ def messages(name: str) -> str:
     rows = [[stage, *(contents(places.get(where, {})) for where in columns)] for stage, places in found.items()]
     about = f"Of a client that takes part in a round, for {MODELS[model]} on colour images of 32 pixels, ten classes."
     about += f" Down, once: {ONCE[name]}." if once else ""
+    about += f" {said}" if (said := about_rows(leaves)) else ""
     return f"{table(head, rows)}\n\n{about} From its own hooks, as `fedlens describe {name}` shows them."
 
 

@@ -35,6 +35,7 @@ def describe(
 ) -> None:
     """What a method sends, keeps and costs, from its own hooks."""
     from .. import config
+    from ..simulate import describe as messages
     from ..simulate.describe import describe, described_with, own_hooks, preset_table, settings, traffic, usual_model
 
     model = model or usual_model(algorithm)
@@ -53,6 +54,8 @@ def describe(
     images = f"{classes} classes, {channels} x {size} x {size} pixels"
     print_text(f"{algorithm} with {model} ({images}), bytes of a client in a round:")
     print_rows(_totals(traffic(found)))
+    if said := messages.about_rows(found):
+        print_text(said)
     print_text(" ".join((type(experiment.algorithm).__doc__ or "").split()))
     print_text(f"Settings: {', '.join(f'{k}={v}' for k, v in settings(experiment.algorithm)) or 'none'}.")
     for name, said in experiment.discloses.items():

@@ -34,6 +34,7 @@ class MessageLeaf:
     shape: tuple[int, ...]
     dtype: str
     bytes: int
+    rows: int = 0  # one for each client of the last round; in the first round there are none
 
 
 def usual_model(algorithm: str) -> str:
@@ -58,24 +59,38 @@ def privacy_class(method: str, discloses: Sequence[str]) -> str:
 def describe(
     experiment: Experiment, classes: int, channels: int, size: int, *, to_the_end: bool = False
 ) -> list[MessageLeaf]:
-    """Every leaf that is sent or kept, stage by stage, found out by a dry run with one image a client."""
+    """Every leaf that is sent or kept, stage by stage, found out by a dry run with one image a client.
+
+    What has a row for each client of the last round is empty in the first one: it is shown as in later rounds.
+    """
     with seeded(key(experiment.seed, "init")):
         net = Network(experiment.model.build(classes, channels, size), "fp32", experiment.buffers)
     shape, leaves = (channels, size, size), []
     engine = Sequential(net, blank_clients(Dataset(torch.zeros(1, *shape), torch.zeros(1, dtype=torch.long))))
     turns = timetable(experiment.algorithm, replace(experiment.plan, rounds=1))
-    for _, server, job, replies in dry_run(turns, net, shape, engine, to_the_end=to_the_end):
+    for turn, server, job, replies in dry_run(turns, net, shape, engine, to_the_end=to_the_end):
         name, before = type(job.stage.algorithm).__name__, {leaf.stage for leaf in leaves}
         name = next(n for n in (name, *(f"{name} ({i})" for i in range(2, 99))) if n not in before)
         memory = Tree({k: v for k, v in engine.memories.get(0).items() if k != "seen"})
         trees = {"down": job.download, "shared": job.shared, "up": replies[0].upload, "memory": memory}
-        for where, tree in (trees | {"state": server.state}).items():
-            leaves += [
-                MessageLeaf(name, where, path, tuple(t.shape), str(t.dtype)[6:], t.nbytes) for path, t in tree.paths()
-            ]
+        for where, first in (trees | {"state": server.state}).items():
+            tree = with_rows(first, turn.stage.cohort.size(experiment.clients))
+            for (path, leaf), t in zip(tree.paths(), first.leaves(tree), strict=True):
+                rows = len(leaf) if leaf.shape != t.shape else 0
+                leaves.append(MessageLeaf(name, where, path, tuple(leaf.shape), str(leaf.dtype)[6:], leaf.nbytes, rows))
             if where in ("down", "up") or (where == "shared" and tree):
                 leaves.append(MessageLeaf(name, where, "(header)", (), "", len(header(tree))))
     return leaves
+
+
+def with_rows(tree: Tree, count: int) -> Tree:
+    """So many rows in place of none; without values, which may be many."""
+
+    def filled(leaf: torch.Tensor) -> torch.Tensor:
+        none = leaf.dim() and not leaf.shape[0]
+        return torch.empty(count, *leaf.shape[1:], dtype=leaf.dtype, device="meta") if none else leaf
+
+    return tree.map(filled)
 
 
 @contextmanager
@@ -92,6 +107,12 @@ def own_hooks(name: str) -> Iterator[None]:
         at = (own or hooks or frames)[-1]
         said = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise BadInput(f"{name}: {at.name} failed with {said} ({Path(at.filename).name}, line {at.lineno})") from None
+
+
+def about_rows(leaves: list[MessageLeaf]) -> str:
+    """What numbers of bytes assume where a message has a row for each client of the last round."""
+    most = max((leaf.rows for leaf in leaves), default=0)
+    return f"In rounds of {most} clients, after the first, in which others have sent nothing yet." if most else ""
 
 
 def traffic(leaves: list[MessageLeaf]) -> dict[str, dict[str, int]]:
