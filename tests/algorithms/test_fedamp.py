@@ -135,3 +135,15 @@ def test_refused_and_told():
         by_package(WORLDS["everyone"], FedAMP(alpha=0.6, sigma=1.0))
     told = config.read(None, ["algorithm=fedamp"]).discloses
     assert told == {"FedAMP": "every client's model reaches all clients of the next round, unprotected"}
+
+
+def test_models_that_are_too_far_apart_are_spoken_of():
+    """The mean over pairs, and what it means for a sigma that is given."""
+    found = by_package(WORLDS["everyone"], FedAMP())
+    replies = found.replies[-1]
+    models = [dict(reply.upload.model.params) for reply in replies]
+    apart = sum(distance(models[i], models[j]) for i, j in ((0, 1), (0, 2), (1, 2))) / 3
+    assert float(found.server.state.spread) == pytest.approx(apart, rel=1e-13) and apart > 1e-3
+    (said,) = FedAMP(sigma=apart / 20).notes(replies)
+    assert said == "fedamp: models are far apart for such a small sigma, so that all train alone: raise it"
+    assert FedAMP(sigma=apart).notes(replies) == FedAMP().notes(replies) == []

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..core.algorithm import Client
-from ..core.tree import Tree
+from ..core.tree import Tree, dot, mean
 
 
 def nobody(tree: Tree) -> Tree:
@@ -35,6 +35,13 @@ def others(client: Client, tickets: Tensor) -> list[int]:
     """Rows that are not the client's own."""
     own = int(client.memory.ticket)
     return [row for row, ticket in enumerate(tickets.tolist()) if ticket != own]
+
+
+def mean_distance(trees: Sequence[Tree]) -> float:
+    """The mean squared distance over pairs of them."""
+    middle = mean(trees, [1.0] * len(trees))
+    ways = [tree - middle for tree in trees]
+    return sum(float(dot(way, way)) for way in ways) * 2 / max(len(trees) - 1, 1)
 
 
 def prototypes(state: Tree, uploads: Sequence[Tree], most: int | None = None) -> Tree:

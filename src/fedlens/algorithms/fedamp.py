@@ -9,8 +9,8 @@ import torch
 from ..core.algorithm import Client
 from ..core.errors import BadInput
 from ..core.fields import NonNegative, Positive
-from ..core.tree import Tree, dot, mean
-from ._others import new_ticket, nobody, others, row_of, stacked
+from ..core.tree import Tree, dot
+from ._others import mean_distance, new_ticket, nobody, others, row_of, stacked
 from .local import Local
 
 
@@ -79,8 +79,12 @@ class FedAMP(Local):
         if self.alpha and self.sigma and self.alpha * (len(sent) - 1) > self.sigma:
             most = self.sigma / (len(sent) - 1)
             raise BadInput(f"fedamp: with {len(sent)} clients a round alpha is at most {most:g}, or centres leave them")
-        middle = mean(sent, [1.0] * len(sent))
-        ways = [model - middle for model in sent]
-        spread = sum(float(dot(way, way)) for way in ways) * 2 / max(len(sent) - 1, 1)  # the mean over pairs
-        tickets, known = torch.stack([u.ticket for u in uploads]), torch.full_like(server.state.spread, spread)
-        return server.state.replace(models=stacked(sent), spread=known, tickets=tickets)
+        known = torch.full_like(server.state.spread, mean_distance(sent))
+        return server.state.replace(
+            models=stacked(sent), spread=known, tickets=torch.stack([u.ticket for u in uploads])
+        )
+
+    def notes(self, replies):
+        apart = mean_distance([reply.upload.model.params for reply in replies]) if self.sigma else 0.0
+        alone = "models are far apart for such a small sigma, so that all train alone: raise it"
+        return [f"fedamp: {alone}"] if self.sigma and apart > 10 * self.sigma else []

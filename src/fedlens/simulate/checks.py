@@ -67,8 +67,9 @@ def _check_faults(experiment: Experiment) -> None:
     faults, late = experiment.faults, experiment.policy.deadline is not None
     kinds = ("dropout", "stale", "corrupt", "oversized", *(("straggler",) if late else ()))
     lossy = [kind for kind in kinds if getattr(faults, kind)]
-    for part in chain(experiment.timetable()[-1].stage.algorithm) if lossy else ():
-        if part.needs_every_reply:
+    stages = dict.fromkeys(turn.stage for turn in experiment.timetable()) if lossy else ()
+    for part in (part for stage in stages for part in chain(stage.algorithm)):
+        if getattr(part, "needs_every_reply", False):
             raise BadInput(
                 f"{name_of(part)} needs a reply of every client in every round, and faults.{lossy[0]} loses some: set "
                 "it to 0"
