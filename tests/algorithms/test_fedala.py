@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pytest
@@ -11,17 +12,18 @@ from torch import nn
 from torch.func import functional_call
 
 from fedlens import config
-from fedlens.algorithms import FedALA, FedAvg
+from fedlens.algorithms import FedALA, FedAvg, FedPer
 from fedlens.core.algorithm import Client, Server
 from fedlens.core.batches import Dataset, Shard, identity
 from fedlens.core.errors import BadInput
 from fedlens.core.network import Network
 from fedlens.core.objective import weighted
 from fedlens.core.optimizer import Sgd
+from fedlens.core.rng import generator, key
 from fedlens.core.tree import Tree
 from personal import Values, assert_same, by_package, descend, gap, label, loaded, mean, weights
 from small import federation, network
-from textbook import TWO_OF_THREE, World
+from textbook import SEED, TWO_OF_THREE, World
 
 COHORTS = (*TWO_OF_THREE, (0, 1, 2))
 WORLD = World(COHORTS)
@@ -30,21 +32,27 @@ TOPS = {1: HEAD, 2: ("conv.weight", "conv.bias", "norm.weight", "norm.bias", *HE
 
 
 def mixture(
-    world, theta: Values, own: Values, share: Values, k: int, rate: float, passes: int
+    world, theta: Values, own: Values, share: Values, rows: Sequence[torch.Tensor], rate: float, passes: int
 ) -> tuple[Values, Values]:
-    data, mine = federation(world.sizes, identity).data, federation(world.sizes, identity).train[k]
-    model = loaded(world, theta).eval()
-    for _ in range(passes):
+    """Shares after so many passes over these rows, batch by batch."""
+    data, model = federation(world.sizes, identity).data, loaded(world, theta).eval()
+    for batch in [*rows] * passes:
         free = {n: v.clone().requires_grad_() for n, v in share.items()}
         mixed = {n: own[n] + (theta[n] - own[n]) * free[n] for n in own}
-        value = F.cross_entropy(functional_call(model, mixed, (data.x[mine],)), data.y[mine])
+        value = F.cross_entropy(functional_call(model, mixed, (data.x[batch],)), data.y[batch])
         slopes = torch.autograd.grad(value, list(free.values()))
         share = {n: (share[n] - rate * g).clamp(0, 1) for n, g in zip(free, slopes, strict=True)}
     return theta | {n: own[n] + (theta[n] - own[n]) * share[n] for n in own}, share
 
 
-def fedala(world: World, rate: float, first: int, layers: int = 1) -> Values:
-    """All of a client's images in one batch, so that the order in which they are drawn does not matter."""
+def drawn(world, round: int, k: int, part: float, batch: int) -> Sequence[torch.Tensor]:
+    """The images that a client learns its mixture from; which these are is the package's draw."""
+    mine = federation(world.sizes, identity).train[k]
+    order = torch.randperm(len(mine), generator=generator(key(key(SEED, "client", round, k), "mixture")))
+    return mine[order[: max(1, int(part * len(mine) + 0.5))]].split(batch)
+
+
+def fedala(world: World, rate: float, first: int, layers: int = 1, part: float = 1.0, batch: int = 50) -> Values:
     theta, own, shares, turns = weights(world.model()), {}, {}, {}
     for round, cohort in enumerate(world.cohorts):
         local = {}
@@ -52,7 +60,8 @@ def fedala(world: World, rate: float, first: int, layers: int = 1) -> Values:
             start, shares[k] = theta, shares.get(k, {n: torch.ones_like(theta[n]) for n in TOPS[layers]})
             if k in own:
                 passes = first if turns[k] == 1 else 1
-                start, shares[k] = mixture(world, theta, own[k], shares[k], k, rate, passes)
+                rows = drawn(world, round, k, part, batch)
+                start, shares[k] = mixture(world, theta, own[k], shares[k], rows, rate, passes)
             local[k] = descend(world, loaded(world, start), round, k)
             own[k], turns[k] = {n: local[k][n] for n in TOPS[layers]}, turns.get(k, 0) + 1
         theta = mean(local, world.shares(cohort))
@@ -88,10 +97,32 @@ def test_fedala(layers, world):
     assert (shares < 1).any() and (shares >= 0).all() and (shares <= 1).all()
 
 
+def test_batches_of_a_part_of_the_images():
+    """Two thirds of 9, 4 and 6 images, two at a time: three, two and two batches a pass."""
+    recipe = FedALA(share_rate=3.0, data=0.66, batch=2, first=2)
+    assert [len(drawn(WORLD, 0, k, 0.66, 2)) for k in range(3)] == [3, 2, 2]
+    assert_same(by_fedlens(WORLD, recipe), fedala(WORLD, 3.0, 2, part=0.66, batch=2))
+    assert gap(by_fedlens(WORLD, replace(recipe, data=1.0)), fedala(WORLD, 3.0, 2, part=0.66, batch=2)) > 1e-6
+
+
 def test_shares_that_never_move_make_it_fedavg():
     found, usual = by_package(WORLD, FedALA(share_rate=0.0)).values, by_package(WORLD, FedAvg()).values
     assert gap({n: found[n] for n in usual}, usual) < 1e-13
     assert gap({n: v for n, v in by_package(WORLD, FedALA(share_rate=50.0)).values.items() if n in usual}, usual) > 1e-6
+
+
+@dataclass(frozen=True)
+class NothingGlobal(FedALA):
+    def initial_memory(self, client):
+        memory = super().initial_memory(client)
+        return memory.replace(share=memory.share.zeros())
+
+
+def test_without_shares_the_head_is_never_overwritten():
+    """FedPer, with a mean of all heads at the server that nobody takes."""
+    found, usual = by_fedlens(World(), NothingGlobal(share_rate=0.0)), by_package(World(), FedPer()).values
+    assert len(usual) > 8
+    assert all(torch.equal(found[name.replace("private of", "own of")], value) for name, value in usual.items())
 
 
 def test_a_client_predicts_with_the_mixture():
@@ -101,7 +132,8 @@ def test_a_client_predicts_with_the_mixture():
     found = by_package(world, recipe)
     theta = {n.removeprefix("model "): v for n, v in found.values.items() if n.startswith("model ")}
     memory = found.engine.memories.get(0)
-    expected, _ = mixture(world, theta, dict(memory.own), dict(memory.share), 0, 8.0, 1)
+    rows = drawn(world, len(world.cohorts), 0, 1.0, 50)
+    expected, _ = mixture(world, theta, dict(memory.own), dict(memory.share), rows, 8.0, 1)
     assert max((found.personal(0, recipe)[n] - expected[n]).abs().max() for n in expected) < 1e-13
     assert max((expected[n] - theta[n]).abs().max() for n in memory.own) > 1e-6
     assert all(torch.equal(found.personal(2, recipe)[n], theta[n]) for n in theta)

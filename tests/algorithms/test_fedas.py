@@ -10,10 +10,11 @@ import torch.nn.functional as F
 
 from fedlens import config
 from fedlens.algorithms import FedAS, FedPer
+from fedlens.algorithms._own_images import class_sums
 from fedlens.core.algorithm import Server
 from fedlens.core.batches import identity
 from fedlens.core.errors import BadInput
-from fedlens.core.objective import by_examples
+from fedlens.core.objective import by_examples, uniformly
 from fedlens.core.tree import Tree
 from personal import Values, assert_same, by_package, descend, gap, is_head, label, loaded, mean, weights
 from small import federation
@@ -29,10 +30,14 @@ def mine(world: World, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     return data.data.x[data.train[k]], data.data.y[data.train[k]]
 
 
-def fitted(world: World, start: Values, means: dict, k: int, rate: float, epochs: int) -> Values:
-    """All of a client's images in one batch."""
-    model, (x, y) = loaded(world, start).eval(), mine(world, k)
-    for _ in range(epochs):
+def pieces(world: World, k: int, batch: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """A client's images in their order, so many at a time."""
+    return [*zip(*(part.split(batch) for part in mine(world, k)), strict=True)]
+
+
+def fitted(world: World, start: Values, means: dict, k: int, rate: float, epochs: int, batch: int) -> Values:
+    model = loaded(world, start).eval()
+    for x, y in pieces(world, k, batch) * epochs:
         model.zero_grad()
         z = model.features(x)
         sum(((v - means[c][0]) ** 2).mean() for v, c in zip(z, y.tolist(), strict=True)).div(len(y)).backward()
@@ -43,22 +48,26 @@ def fitted(world: World, start: Values, means: dict, k: int, rate: float, epochs
     return weights(model)
 
 
-def claim(world: World, end: Values, k: int) -> float:
-    model, (x, y) = loaded(world, end).eval(), mine(world, k)
-    F.cross_entropy(model(x), y).backward()
-    return sum(float((p.grad**2).sum()) for p in model.parameters())
+def claim(world: World, end: Values, k: int, batch: int) -> float:
+    """The squared length of each batch's gradient, added up."""
+    found = 0.0
+    for x, y in pieces(world, k, batch):
+        model = loaded(world, end).eval()
+        F.cross_entropy(model(x), y).backward()
+        found += sum(float((p.grad**2).sum()) for p in model.parameters())
+    return found
 
 
-def fedas(world: World, rate: float, epochs: int) -> Values:
+def fedas(world: World, rate: float, epochs: int, batch: int = 50) -> Values:
     first = weights(world.model())
     shared, own, known = {n: v for n, v in first.items() if not is_head(n)}, {}, {}
     for round, cohort in enumerate(world.cohorts):
         local, claims = {}, {}
         for k in cohort:
             start = first | shared | own.get(k, {})
-            start = fitted(world, start, known[k], k, rate, epochs) if k in known else start
+            start = fitted(world, start, known[k], k, rate, epochs, batch) if k in known else start
             local[k] = descend(world, loaded(world, start), round, k)
-            known[k], claims[k] = own_means(world, loaded(world, local[k]), k), claim(world, local[k], k)
+            known[k], claims[k] = own_means(world, loaded(world, local[k]), k), claim(world, local[k], k, batch)
             own[k] = {n: v for n, v in local[k].items() if is_head(n)}
         shares = {k: claims[k] / sum(claims.values()) for k in cohort}
         shared = mean({k: {n: local[k][n] for n in shared} for k in cohort}, shares)
@@ -72,9 +81,11 @@ def fedas(world: World, rate: float, epochs: int) -> Values:
 
 
 @pytest.mark.parametrize("world", [WORLD, replace(WORLD, norm=False, momentum=0.0)], ids=["norms", "plain"])
-def test_fedas(world):
-    recipe = FedAS(align_rate=0.3, align_epochs=2, batch=50)
-    assert_same(by_package(world, recipe).values, fedas(world, 0.3, 2))
+@pytest.mark.parametrize("batch", [50, 4])
+def test_fedas(world, batch):
+    """With four at a time the client of 13 images has a batch of one at the end, which counts as much as others."""
+    recipe = FedAS(align_rate=0.3, align_epochs=2, batch=batch)
+    assert_same(by_package(world, recipe).values, fedas(world, 0.3, 2, batch))
 
 
 def test_without_fitting_and_by_size_it_is_fedper():
@@ -98,18 +109,41 @@ def test_by_hand():
     assert float(idle.model.params.w) == pytest.approx(1.67, abs=1e-14)
 
 
+def test_gradients_that_are_as_large_count_alike():
+    """Where every client claims the same, it is FedPer with uniform weights."""
+    found = by_package(WORLD, Alike(align_epochs=0)).values
+    usual = by_package(replace(WORLD, weighting=uniformly), FedPer()).values
+    assert gap({name: found[name] for name in usual}, usual) < 1e-14
+
+
 @dataclass(frozen=True)
-class FitsTheHead(FedAS):
+class Alike(FedAS):
+    def unlearned(self, client, weights):
+        return torch.tensor(0.7, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class MeansBefore(FedAS):
     """Means that a client has before its training in place of those after it."""
 
     def finish(self, client, local):
         upload, memory = super().finish(client, local)
-        return upload, memory.replace(prototypes=memory.prototypes * 0.9)
+        before = class_sums(client.net, self.start(client), client.data)
+        return upload, memory.replace(prototypes=before.sums / before.counts.clamp(min=1)[:, None])
 
 
-def test_the_textbook_notices():
-    found = by_package(WORLD, FitsTheHead(align_rate=0.3, align_epochs=2, batch=50)).values
-    assert gap(found, fedas(WORLD, 0.3, 2)) > 1e-4
+@dataclass(frozen=True)
+class MeanGradient(FedAS):
+    """One gradient of all images in place of one for each batch."""
+
+    def unlearned(self, client, weights):
+        return FedAS(batch=1000).unlearned(client, weights)
+
+
+@pytest.mark.parametrize("mutant", [MeansBefore, MeanGradient])
+def test_the_textbook_notices(mutant):
+    found = by_package(WORLD, mutant(align_rate=0.3, align_epochs=2, batch=4)).values
+    assert gap(found, fedas(WORLD, 0.3, 2, 4)) > 1e-4
 
 
 def test_refused():

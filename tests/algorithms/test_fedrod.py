@@ -78,6 +78,20 @@ def test_without_gamma_the_global_model_is_that_of_fedavg():
     assert max((balanced[name] - usual[name]).abs().max() for name in usual) > 1e-4
 
 
+@dataclass(frozen=True)
+class AsMany(FedRoD):
+    """Every client has as many images of each class."""
+
+    def initial_memory(self, client):
+        memory = super().initial_memory(client)
+        return memory.replace(counts=torch.full_like(memory.counts, 7))
+
+
+def test_with_equal_counts_the_global_model_is_that_of_fedavg():
+    found, usual = by_package(WORLD, AsMany()).values, by_package(WORLD, FedAvg()).values
+    assert 0 < gap({name: found[name] for name in usual}, usual) < 1e-12
+
+
 def test_both_heads_are_one():
     """The folded head gives the sum of both logits; one that never trained adds nothing."""
     found = by_package(WORLD, FedRoD())
