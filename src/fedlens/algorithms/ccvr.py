@@ -29,6 +29,8 @@ class CCVR:
     lr: Positive = 0.01  # of plain steps
     covariance: Covariance = "full"  # pooled: one for all classes; diagonal: variances alone, and the least to send
 
+    sends: ClassVar[str] = "as its base; once counts, means, scatter"
+
     def stages(self, plan):
         *before, last = self.base.stages(plan)
         if isinstance(last.algorithm, Errand) and not last.algorithm.updates_model:

@@ -57,6 +57,7 @@ class FedAux:
     kept: bool = True  # whether Adam goes on where it was in the round before
     train_mode: bool = False  # whether the student's norms learn from public images
 
+    sends: ClassVar[str] = "delta, ticket, weight; once scores"
     presets: ClassVar[dict[str, dict[str, Any]]] = {"earlier": {"lr": 1e-3, "schedule": "to_zero", "kept": False}}
 
     def stages(self, plan):

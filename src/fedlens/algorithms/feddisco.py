@@ -36,6 +36,7 @@ class FedDISCO:
     target: Literal["uniform", "global"] = "uniform"  # labels that a client is compared with
 
     reweighs: ClassVar[bool] = True  # there can be one such method
+    sends: ClassVar[str] = "as its base, discrepancy"
 
     def stages(self, plan):
         counted = replace(plan, weighting=plan.weighting or by_examples)

@@ -71,6 +71,7 @@ class FedFed:
     images: Literal["unit", "normalised"] = "unit"  # what is autoencoded and gets noise: pixels in [0, 1]
     pull_by: Literal["epochs", "rounds"] = "epochs"  # what reconstruction's factors of ten and five count
 
+    sends: ClassVar[str] = "as its base; vae first; once x, y"
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "earlier": {
             "distil_decay": 0.0,

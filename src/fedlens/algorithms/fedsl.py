@@ -39,6 +39,7 @@ class FedSL:
     normalize: Normalize = "sum"  # mean: a client's number of images does not matter
 
     reweighs: ClassVar[bool] = True  # there can be one such method
+    sends: ClassVar[str] = "as its base, examples; once saliency"
 
     def stages(self, plan):
         counted = replace(plan, weighting=weighting("fedsl", plan, self.normalize))

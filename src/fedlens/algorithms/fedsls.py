@@ -66,6 +66,7 @@ class FedSLS:
     blend: Share = 0.0  # how much of a client's share is that of `blend_with`
     blend_with: Blend = "samples"  # the other way to count clients
 
+    sends: ClassVar[str] = "as its base, examples; once saliency"
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         # Equations 4 to 9; `literal` has equation 6 with its second square root. Epochs of the copy are not given.
         "paper": _PAPER,

@@ -116,6 +116,7 @@ class FedXDS:
     sparse: bool = False  # send kept pixels with their places, and noise on these alone
     weighed: Weighed = "base"  # how clients count where the experiment's weighting is not set; base: as the base says
 
+    sends: ClassVar[str] = "as its base; once images: x, y"
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "paper": _PAPER,
         # What the released code does; augment=randaugment is the rest of it.

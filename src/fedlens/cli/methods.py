@@ -25,7 +25,7 @@ def method_rows() -> list[dict[str, str]]:
 
     def shared(name: str) -> str:
         found = _UP.search(ALGORITHMS[name].__doc__ or "")
-        return found[1] if found else "as its base"
+        return found[1] if found else getattr(ALGORITHMS[name], "sends", "as its base")
 
     return [
         {"method": name, "family": family, "models": models, "shared": shared(name)}
