@@ -15,8 +15,8 @@ from ..core.tree import dot, mean
 class FedExP(Algorithm):
     """Jhunjhunwala et al., 2023: the server steps further than the mean update the more clients' updates disagree.
 
-    Running statistics are averages and are not extrapolated. The released code lets epsilon grow with the cohort and
-    fall from round to round; here it stays.
+    Running statistics are averages and are not extrapolated. Noise of an uplink looks like disagreement, and makes
+    the step longer. The released code lets epsilon grow with the cohort and fall from round to round; here it stays.
 
     down: model; up: delta, weight; memory: nothing
     """
