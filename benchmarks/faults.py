@@ -30,7 +30,13 @@ from fedlens.simulate import run as simulate
 from fedlens.simulate.recorder import Nobody, Progress
 
 SETTINGS = ["data=mnist5k", "clients=200", "cohort=20", "rounds=50", "model=mlp", "local.epochs=2", "local.lr=0.05"]
-SETTINGS += ["partition=dirichlet", "partition.alpha=0.5", "evaluate.personal=none", "picture=false"]
+SETTINGS += [
+    "partition=dirichlet",
+    "partition.alpha=0.5",
+    "evaluate.last=10",
+    "evaluate.personal=none",
+    "picture=false",
+]
 FAULTS = ["faults.dropout=0.3", "faults.straggler=0.1", "faults.corrupt=0.05", "policy.deadline=30"]
 RUNS = {
     "no faults": [],

@@ -72,7 +72,7 @@ class Evaluation:
     closing: Number = 0  # last rounds that are all evaluated, whatever `every` says
     personal: Literal["both", "before", "after", "none"] = "both"  # personal models, before or after local training
     personal_every: Number = 0  # rounds between evaluations of them; 0: only after the last round
-    last: Count = 10  # the closing mean is over this many last evaluations
+    last: Number = 0  # evaluations that the closing mean is over, the last ones; 0: a quarter of them, at most 10
     targets: tuple[Share, ...] = ()  # accuracies whose first round and bytes are reported
     measures: Literal["accuracy", "all"] = "accuracy"  # all: balanced accuracy, AUROC, ECE, and each class, too
     validation: Share = 0.0  # of each client's training images, kept for choosing the best round; 0: none is chosen

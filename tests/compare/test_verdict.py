@@ -17,7 +17,7 @@ def over_seeds(**accuracies):
 
 def test_one_seed_may_be_luck():
     found = Comparison([compared("fedavg", accuracy=0.5), compared("fedprox", accuracy=0.52, last=5)], "global")
-    said = "fedprox is ahead with 52.00 % (global model, mean of last 5), 2.00 points from fedavg; "
+    said = "fedprox is ahead with 52.00 % (global model, mean of the last 5 evaluations), 2.00 points from fedavg; "
     assert found.verdict() == [said + "1 seed cannot show that this is more than luck."]
 
 
@@ -27,6 +27,25 @@ def test_who_cannot_be_told_from_the_best():
     assert said.startswith("a has the highest mean, 71.00 %") and "; b cannot be told from it over 3 seeds" in said
     (said,) = Comparison([run for run in runs if run.method != "b"], "global").verdict()
     assert said.endswith("all others are worse over 3 seeds (p < 0.05).")
+
+
+def test_the_table_marks_what_the_verdict_cannot_tell_apart_and_nothing_else():
+    """c is worse over seeds; b is not, whatever a test over clients says of it."""
+    runs = over_seeds(a=(0.70, 0.72, 0.71), b=(0.69, 0.73, 0.70), c=(0.50, 0.53, 0.51))
+    found = Comparison(runs, "global")
+    [(_, accuracies, _)] = found.tables()
+    assert {row["method"]: row["rank"] for row in accuracies} == {"a": "1*", "b": "2*", "c": "3"}
+    assert all("*" not in cell for row in accuracies for title, cell in row.items() if title != "rank")
+    assert "*: the best, and what cannot be told from it (p ≥ 0.05)." in " ".join(found.said())
+    alone = Comparison([run for run in runs if run.method != "b"], "global")
+    assert "*" not in str(alone.tables()) and "*" not in " ".join(alone.said())
+
+
+def test_a_lead_within_the_deviation_of_two_seeds_is_told_as_in_the_report():
+    found = Comparison(over_seeds(a=(0.50, 0.70), b=(0.52, 0.72), c=(0.10, 0.11)), "global")
+    said = "; a cannot be told from it over 2 seeds (a lead within the deviation over seeds)."
+    assert found.verdict()[0].startswith("b has the highest mean, 62.00 %") and found.verdict()[0].endswith(said)
+    assert [row["is_close"] for row in found.rows("")] == [False, True, False]
 
 
 @pytest.mark.parametrize(("methods", "said"), [(("a",), "a has 50.00 %"), (("a", "b"), "a and b are equal: 50.00 %")])
@@ -48,9 +67,9 @@ def test_latex(tmp_path):
     assert text == found.latex() and all(f"\\{rule}rule" in text for rule in ("top", "mid", "bottom"))
     rows = dict(re.findall(r"^([a-z\\_1]+) & (.*) \\\\$", text, re.M))
     assert rows["a\\_1"].startswith(r"$\mathbf{71.0} \pm 1.0$")
-    assert rows["b"].startswith(r"$70.7 \pm 2.1$$^*$") and rows["c"].startswith(r"$51.3 \pm 1.5$ &")
-    assert text.count("{") == text.count("}") and "$^*$: not told from the best" in text
-    assert "not told" not in Comparison([compared("a"), compared("b", accuracy=0.4)], "global").latex()
+    assert rows["b"].startswith(r"$\mathbf{70.7} \pm 2.1$") and rows["c"].startswith(r"$51.3 \pm 1.5$ &")
+    assert text.count("{") == text.count("}") and r"cannot be told from it (paired t-test, $p \geq$ 0.05)" in text
+    assert "told" not in Comparison([compared("a"), compared("b", accuracy=0.4)], "global").latex()
 
 
 def test_several_settings_are_columns():

@@ -137,14 +137,13 @@ def test_the_answer_in_words_names_the_best_by_its_number(finished):
     ]
     lead = f"{best - other:.1f} points above {rows[1]['method']}; 1 seed cannot show that this is more than luck"
     assert shown["headline"] == f"{rows[0]['method']} is ahead with {best:.1f}\u00a0%, {lead}"
-    assert shown["sentences"][0].endswith("pooled test images, mean of the last 4 evaluations.")
-    ends = {group["label"]: f"{100 * group['accuracy']['global']['mean']:.1f}\u00a0%" for group in shown["groups"]}
+    assert shown["sentences"][0].endswith("pooled test images, after the last round.")
     first, second = (row["method"] for row in rows)
-    assert shown["sentences"][1] == (f"After the last round alone: {first} {ends[first]} and {second} {ends[second]}.")
+    assert best == 100 * next(g for g in shown["groups"] if g["label"] == first)["accuracy"]["global"]["mean"]
     assert "Repeat with other seeds: 3 of them make a test." in shown["sentences"] and not shown["warnings"]
     assert [one["text"] for one in shown["privacy"]] == [
         f"{first} and {second}: model updates leave unprotected.",
-        f"{first} and {second}: not audited; fedlens audit RUN tries attacks.",
+        f"{first} and {second}: privacy was not tested by attack; fedlens audit RUN does.",
     ]
     (alone,) = gather([finished[0]])["groups"]
     assert gather([finished[0]])["headline"].startswith(
@@ -304,11 +303,11 @@ def test_who_shares_data_says_so_in_the_headline_and_leaks_are_in_its_box(copies
 @pytest.mark.parametrize(
     ("leaky", "givers", "said"),
     [
-        ("b", "b", "b leaks in an audit, shares data"),
-        ("a", "b", "a leaks in an audit, b shares data"),
+        ("b", "b", "b leaks in an audit, shares data, a not tested by attack"),
+        ("a", "b", "a leaks in an audit, b shares data, b not tested by attack"),
         ("ab", "ab", "a and b leak in an audit, share data"),
-        ("", "ab", "a and b share data, not audited"),
-        ("a", "", "a leaks in an audit"),
+        ("", "ab", "a and b share data, none tested by attack"),
+        ("a", "", "a leaks in an audit, b not tested by attack"),
     ],
 )
 def test_of_several_methods_it_is_said_which_one_leaks(monkeypatch, leaky, givers, said):

@@ -66,6 +66,7 @@ SMALL = (
     "picture=false",
 )
 EVERY = ("evaluate.personal=before", "evaluate.personal_every=1", "evaluate.targets=0.01", "keep=1")
+EVERY += ("evaluate.last=10",)  # more than there are: the mean is over all that count, and no other
 COUNTED = [1, 2, 3]
 
 
@@ -127,6 +128,7 @@ def the_summary(run, patch):
     seen = points(run.folder.metrics())["global"]
     mean = sum(seen[round][0] for round in (6, 7, 8)) / 3
     assert result["accuracy_last"] == pytest.approx(mean) and result["accuracy_best"] <= 1
+    assert result["last_rounds"] == COUNTED
     assert result["rounds"] == 9  # checkpoints and tables have these numbers
     assert rounds_to_target(result) in COUNTED and spatl_tables.megabytes_of(result) == pytest.approx(
         (result["bytes_up"] + result["bytes_down"]) / 30e6
@@ -163,7 +165,11 @@ def the_picture_of_a_run(run, patch):
 
 def a_comparison(run, patch):
     compared = measured("", "it", 0, run.out)
-    assert compared.last == 3 and compared.global_last == run.folder.result()["accuracy_last"]
+    assert (
+        compared.last_rounds == COUNTED
+        and compared.last == 3
+        and compared.global_last == run.folder.result()["accuracy_last"]
+    )
     patch.setattr(comparison_figure, "save", lambda figure, path: figure)
     yield comparison_figure.draw([compared], Path()).axes[0].lines[0].get_xdata().tolist()
     yield compared.rounds

@@ -11,6 +11,7 @@ from typing import Any
 from .. import config
 from ..core.errors import BadInput
 from ..experiment import Evaluation
+from ..runs.measures import closing_mean
 from ..runs.read import (
     PERSONAL,
     StoredRun,
@@ -38,6 +39,7 @@ class Compared:
     algorithm: str = ""  # the method without its settings: colours go by it
     global_last: float | None = None  # the global model on the pooled test set, mean of the last evaluations
     last: int = 0  # how many these are
+    last_rounds: Sequence[int] = ()  # after which rounds of training
     global_end: float | None = None  # the same after the last round
     measures: Mapping[str, float] = field(default_factory=dict)  # measure -> of the global model, or clients' mean
     clients: Mapping[str, Mapping[int, float]] = field(default_factory=dict)  # model -> client -> accuracy
@@ -80,17 +82,18 @@ def as_compared(blank: Compared, run: StoredRun) -> Compared:
         state, left = ("failed", blank.trouble) if blank.trouble else ("unfinished", run.unfinished)
         return replace(blank, state=state, trouble=left, algorithm=run.method)
     card, sent, asked = run.passport, run.traffic(), run.settings.get("evaluate") or {}
-    accuracies = [value for _, value in evaluations(run.metrics, "accuracy", run.counts).values()]
-    last = accuracies[-asked.get("last", Evaluation.last) :]
+    found = evaluations(run.metrics, "accuracy", run.counts)
+    mean, rounds = closing_mean(found, asked.get("last", Evaluation.last))
     workers = f" x{card['workers']}" if card["engine"] == "workers" else ""
     return replace(
         blank,
         state="complete",
         trouble="",
         algorithm=run.method,
-        global_last=sum(last) / len(last) if last else None,
-        last=len(last),
-        global_end=last[-1] if last else None,
+        global_last=mean,
+        last=len(rounds),
+        last_rounds=rounds,
+        global_end=found[rounds[-1]][1] if rounds else None,
         clients=client_accuracies(run.metrics),
         measures=_measures(run.result, run.folder.names().classes),
         rounds=run.rounds,

@@ -15,17 +15,18 @@ from ..core.files import write_atomic, write_json
 from ..core.format import duration, size
 from ..core.measures import LOWER_IS_BETTER
 from ..runs.grid import deviation, mean
+from ..runs.measures import window
 from ..runs.read import fairness
 from .latex import latex
 from .measured import Compared
 from .significance import FEWEST, holm, paired_t, wilcoxon
-from .verdict import LEVEL, sentence
+from .verdict import close_because, mark_close, sentence
 
 By = Literal["global", "personal"]
 _NOTABLE = 0.1  # of its seconds that a run spends at the server, from which on that is shown
 _DIGITS = 12  # of a mean: what is beyond them is the order of its sum
 _MODELS = {
-    "global": "the global model on the pooled test set, mean of the last evaluations",
+    "global": "the global model on the pooled test set",
     "personal": "each client's personal model on its own test images (fine-tuned, or after local training), their mean",
 }
 _ENDS = {"global": "the global model on the pooled test set", "personal": "personal models, mean over clients"}
@@ -62,6 +63,7 @@ class Comparison:
             good = None if row["mean"] is None else round(sign * row["mean"], _DIGITS)
             row["rank"] = None if good is None else 1 + sum(m > good for m in means)
         self._test(runs, rows)
+        mark_close(rows)
         return rows
 
     def _test(self, runs: Sequence[Compared], rows: list[dict[str, Any]]) -> None:
@@ -110,6 +112,8 @@ class Comparison:
         """What must be known to read the columns that are shown."""
         shown = {title for _, *tables in self.tables() for table in tables for row in table for title in row}
         what = _MODELS[self.by] if self.measure == "accuracy" else f"{self.measure} of {_ENDS[self.by]}"
+        if self.by == "global" and self.measure == "accuracy":
+            what += f", {_window([row for setting in self.settings for row in self.rows(setting)])}"
         lines = [f"Ranked by {what}; accuracies in %, ± standard deviation over seeds (n - 1)."]
         if any(title.startswith("global") for title in shown):
             lines.append("global: one model for all, on the pooled test set.")
@@ -152,7 +156,10 @@ class Comparison:
             yield f"p clients: Wilcoxon's signed-rank test over pairs of (seed, client), {model}: it speaks of these"
             yield "trained models and these clients, not of other seeds."
         if shown & {"p seeds", "p clients"}:
-            yield f"p is against the best, after Holm; * is below {LEVEL}."
+            yield "p is against the best, after Holm."
+        tables = [self.rows(setting) for setting in self.settings]
+        if why := [close_because(rows) for rows in tables if any(row["is_close"] for row in rows)]:
+            yield f"*: the best, and what cannot be told from it ({'; '.join(dict.fromkeys(why))})."
 
     def _about_costs(self, shown: Set[str]) -> Iterator[str]:
         if models := self._personal_models():
@@ -270,6 +277,7 @@ def _row(runs: Sequence[Compared], by: By, measure: str) -> dict[str, Any]:
     scores = [value for run in done if (value := score(run, by, measure)) is not None]
     row |= {"mean": mean(scores), "std": deviation(scores), "measure": measure}
     row["last"] = max((run.last for run in done), default=0)
+    row["last_rounds"] = list(done[0].last_rounds) if len({tuple(run.last_rounds) for run in done}) == 1 else []
     for name in ("global_last", "global_end"):
         values = [value for run in done if (value := getattr(run, name)) is not None]
         row |= {name: mean(values), f"{name}_std": deviation(values)}
@@ -293,16 +301,19 @@ def _plain(run: Compared) -> dict[str, Any]:
 
 
 def _accuracies(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    text = {"rank": str(row["rank"] or "–"), "method": row["method"]}
+    is_top = row["is_close"] or (row is rows[0] and any(one["is_close"] for one in rows))
+    text = {"rank": f"{row['rank'] or '–'}{'*' * is_top}", "method": row["method"]}
     if (measure := row["measure"]) != "accuracy":
         text[measure] = _number(row["mean"], row["std"]) if measure == "loss" else _percent(row["mean"], row["std"])
     names = {
-        "global_last": f"global (mean of last {max(one['last'] for one in rows)})",
+        "global_last": f"global ({_window(rows)})",
         "global_end": "global (last round)",
         "personal_before": "personal before",
         "personal_after": "personal after",
         "fine-tuned": "fine-tuned",
     }
+    if max(one["last"] for one in rows) < 2:
+        del names["global_last"]  # which is that of the last round
     for name, title in names.items():
         if any(one[name] is not None for one in rows):
             text[title] = _percent(row[name], row[f"{name}_std"])
@@ -310,6 +321,13 @@ def _accuracies(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> di
         if any(one[name] is not None for one in rows):
             text[title] = "best" if row["rank"] == 1 else _chance(row[name])
     return text
+
+
+def _window(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What the closing means of these rows are over; without rounds where these differ."""
+    having = [row for row in rows if row["last"]]
+    alike = len({tuple(row["last_rounds"]) for row in having}) == 1
+    return window(max((row["last"] for row in having), default=0), having[0]["last_rounds"] if alike else [])
 
 
 def _costs(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -344,4 +362,4 @@ def _number(value: float | None, spread: float | None, digits: int = 4) -> str:
 def _chance(p: float | None) -> str:
     if p is None:
         return "–"
-    return ("<0.001" if p < 0.001 else f"{p:.3f}") + ("*" if p < LEVEL else "")
+    return "<0.001" if p < 0.001 else f"{p:.3f}"

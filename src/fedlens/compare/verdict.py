@@ -7,9 +7,36 @@ from typing import Any
 
 from ..core.format import percent
 from ..core.measures import LOWER_IS_BETTER
+from ..runs.measures import window
 
 LEVEL = 0.05  # p below it is a difference
 _WHOSE = {"global": "global model", "personal": "mean of personal models"}
+
+
+def mark_close(rows: Sequence[dict[str, Any]]) -> None:
+    """Give each row `is_close`: whether it cannot be told from the best, which is first. All that show it use this.
+
+    By the paired test over seeds; where there is none, by a lead that is not above the deviations over seeds.
+    """
+    tested = is_tested(rows)
+    for row in rows:
+        is_ranked = row is not rows[0] and row["rank"] is not None
+        row["is_close"] = is_ranked and not _is_worse(row, rows[0], tested)
+
+
+def is_tested(rows: Sequence[Mapping[str, Any]]) -> bool:
+    return any(row["p_seeds"] is not None for row in rows)
+
+
+def close_because(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rule by which these rows cannot be told from the best."""
+    return f"p ≥ {LEVEL}" if is_tested(rows) else "a lead within the deviation over seeds"
+
+
+def _is_worse(row: Mapping[str, Any], best: Mapping[str, Any], tested: bool) -> bool:
+    if tested and row["rank"] > 1:
+        return row["p_seeds"] is not None and row["p_seeds"] < LEVEL
+    return abs(best["mean"] - row["mean"]) > max(row["std"] or 0.0, best["std"] or 0.0)
 
 
 def sentence(setting: str, rows: Sequence[Mapping[str, Any]], by: str, measure: str) -> str:
@@ -25,13 +52,14 @@ def sentence(setting: str, rows: Sequence[Mapping[str, Any]], by: str, measure: 
     if not others:
         return f"{where}{who} has {told}." if is_one else f"{where}{who} are equal: {told}."
     seeds = len(best["seeds"])
-    if all(row["p_seeds"] is None for row in others):
+    unsure = [row["method"] for row in others if row["is_close"]]
+    if not unsure and not is_tested(others):
         gap = f"{_gap(best['mean'], others[0]['mean'], measure)} from {others[0]['method']}"
         luck = f"{seeds} seed{'s' * (seeds != 1)} cannot show that this is more than luck"
         return f"{where}{who} {'is' if is_one else 'are'} ahead with {told}, {gap}; {luck}."
-    unsure = [row["method"] for row in others if row["p_seeds"] is None or row["p_seeds"] >= LEVEL]
     if unsure:
-        few = f"{', '.join(unsure)} cannot be told from {'it' if is_one else 'them'} over {seeds} seeds (p ≥ {LEVEL})"
+        names, them = ", ".join(unsure), "it" if is_one else "them"
+        few = f"{names} cannot be told from {them} over {seeds} seeds ({close_because(others)})"
         most = "lowest" if measure in LOWER_IS_BETTER else "highest"
         return f"{where}{who} {'has' if is_one else 'have'} the {most} mean, {told}; {few}."
     return (
@@ -51,4 +79,4 @@ def _gap(best: float, second: float, measure: str) -> str:
 
 
 def _last(row: Mapping[str, Any], by: str, measure: str) -> str:
-    return f", mean of last {row['last']}" if by == "global" and measure == "accuracy" else ""
+    return f", {window(row['last'], row['last_rounds'])}" if by == "global" and measure == "accuracy" else ""

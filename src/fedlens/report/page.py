@@ -59,6 +59,7 @@ def gather(paths: Sequence[Path], latency: bool = False) -> dict[str, Any]:
         **story.told(runs, groups, fields),
         "warnings": story.warnings(runs, groups, fields),
         "measure": measure,
+        "averaged": story.averaged(groups),  # what the means that rank are over
         "measures": {name: words for name, words in story.MODELS.items() if name in having},
         "personal_models": story.personal_models(groups),
         "arenas": len(fields),

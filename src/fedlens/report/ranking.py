@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..compare.table import Comparison
-from ..compare.verdict import LEVEL
+from ..compare.verdict import is_tested
 from .summary_text import has_measure, measure_for
 
 
@@ -34,20 +34,13 @@ def _compare(rivals: Mapping[str, dict[str, Any]], runs: Sequence[Mapping[str, A
         if runs[n]["state"] == "complete"
     ]
     rows = [row for row in Comparison(entries, by).rows("") if row["mean"] is not None]
-    tested = any(row["p_seeds"] is not None for row in rows)
+    tested = is_tested(rows)
     for row in rows:
         rivals[row["method"]]["rank"] = {
             **{name: row[name] for name in ("rank", "mean", "std", "p_seeds", "p_clients")},
             "is_best": row is rows[0],
-            "is_close": row is not rows[0] and not _is_worse(row, rows[0], tested),
+            "is_close": row["is_close"],
             "tested": tested,
             "last": row["last"] if by == "global" else 1,
+            "last_rounds": row["last_rounds"] if by == "global" else [],
         }
-
-
-def _is_worse(row: Mapping[str, Any], best: Mapping[str, Any], tested: bool) -> bool:
-    """Whether it can be told from the best: by the paired test over seeds, or of too few seeds by a lead above their
-    deviations."""
-    if tested and row["rank"] > 1:
-        return row["p_seeds"] is not None and row["p_seeds"] < LEVEL
-    return best["mean"] - row["mean"] > max(row["std"] or 0.0, best["std"] or 0.0)

@@ -67,6 +67,14 @@ def leaking(audit: Mapping[str, Any] | None) -> list[str]:
         return []
 
 
+def _attacks(audit: Mapping[str, Any] | None) -> list[str]:
+    """Those that were tried; none in a file that is not what it should be."""
+    try:
+        return [verdict["attack"] for verdict in (audit or {})["verdicts"]]
+    except DAMAGE:
+        return []
+
+
 def status(groups: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, Any]]) -> str:
     """The worst that is known of any of these, in a few words."""
     mine = [runs[number] for group in groups for number in group["runs"]]
@@ -90,10 +98,13 @@ def status(groups: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, Any]
         words.append("unknown")
     if not words:
         words.append("unprotected updates")
-    if not any(run["audit"] for run in mine):
-        words.append("not audited")
-    elif not any(leaking(run["audit"]) for run in mine):
-        words.append("no leak in an audit")
+    untested = [group["label"] for group in groups if not any(runs[number]["audit"] for number in group["runs"])]
+    if not leaky and (tried := {name for run in mine for name in _attacks(run["audit"])}):
+        words.append(f"no leak found by {len(tried)} attack{'' if len(tried) == 1 else 's'}")
+    if len(untested) == len(groups):
+        words.append("not tested by attack" if len(groups) == 1 else "none tested by attack")
+    elif untested:
+        words.append(f"{joined(untested)} not tested by attack")
     said = ", ".join(words)
     return said[0].upper() + said[1:] if len(groups) == 1 and said[0] != "ε" else said
 
@@ -125,7 +136,7 @@ def _of_statements(group: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) 
     if not stated or any(said.get("updates_as_they_are") for said in stated):
         yield False, "{who}: model updates leave unprotected."
     if not any(run["audit"] for run in runs):
-        yield False, "{who}: not audited; fedlens audit RUN tries attacks."
+        yield False, "{who}: privacy was not tested by attack; fedlens audit RUN does."
 
 
 def _plain(text: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from ..compare.significance import FEWEST
 from ..core import format
 from ..core.format import joined
+from ..runs.measures import window
 from ..runs.read import PERSONAL, differing, measure_of
 from . import safety
 from .groups import compared, outermost
@@ -184,17 +185,18 @@ def _winner(ranked: Sequence[Mapping[str, Any]], measure: str) -> str:
     """Who was best; where others cannot be told from it, all of them."""
     best, second = ranked[:2]
     close = [group for group in ranked if group["rank"]["is_close"]]
+    over = f" ({averaged(ranked)})" if best["rank"]["last"] > 1 else ""
     if not close:
         lead = f"{100 * (_known(best) - _known(second)):.1f} points above {_named(second)}"
         if best["rank"]["tested"]:
-            return f"{_who(best)} was best with {percent(_known(best))}, {lead}"
+            return f"{_who(best)} was best with {percent(_known(best))}{over}, {lead}"
         seeds = f"{best['complete']} seed{'' if best['complete'] == 1 else 's'}"
         luck = f"{seeds} cannot show that this is more than luck"
-        return f"{_who(best)} is ahead with {percent(_known(best))}, {lead}; {luck}"
+        return f"{_who(best)} is ahead with {percent(_known(best))}{over}, {lead}; {luck}"
     names = joined([_named(group) for group in (best, *close)])
     if len(close) == 1:
-        return f"{names} cannot be told apart: {_number(best, measure)} and {_number(close[0], measure)}"
-    return f"{names} cannot be told apart: {percent(_known(best))} to {percent(min(map(_known, close)))}"
+        return f"{names} cannot be told apart: {_number(best, measure)} and {_number(close[0], measure)}{over}"
+    return f"{names} cannot be told apart: {percent(_known(best))} to {percent(min(map(_known, close)))}{over}"
 
 
 def _ends(best: Mapping[str, Any], second: Mapping[str, Any], measure: str) -> list[str]:
@@ -202,7 +204,7 @@ def _ends(best: Mapping[str, Any], second: Mapping[str, Any], measure: str) -> l
     if best["rank"]["last"] == 1:
         return []
     each = [f"{group['label']} {percent(group['accuracy'][measure]['mean'])}" for group in (best, second)]
-    return [f"After the last round alone: {joined(each)}."]
+    return [f"After the last round alone, where curves end: {joined(each)}."]
 
 
 def _named(group: Mapping[str, Any]) -> str:
@@ -245,9 +247,14 @@ def _short(measure: str) -> str:
 
 def _evaluated(groups: Sequence[Mapping[str, Any]], measure: str) -> str:
     which = f": {personal_models(groups)}" if measure == "personal" and personal_models(groups) else ""
-    last = max((group["rank"]["last"] for group in groups if group["rank"]), default=1)
-    when = f"mean of the last {last} evaluations" if last > 1 else "after the last round"
-    return f"Accuracy is that of {MODELS[measure].replace(',', ' on', 1)}, {when}{which}."
+    return f"Accuracy is that of {MODELS[measure].replace(',', ' on', 1)}, {averaged(groups)}{which}."
+
+
+def averaged(groups: Sequence[Mapping[str, Any]]) -> str:
+    """What the means that rank are over; without rounds where these differ."""
+    ranks = [group["rank"] for group in groups if group["rank"]]
+    alike = len({tuple(rank["last_rounds"]) for rank in ranks}) == 1
+    return window(max((rank["last"] for rank in ranks), default=1), ranks[0]["last_rounds"] if alike else [])
 
 
 def _alone(group: Mapping[str, Any]) -> str:

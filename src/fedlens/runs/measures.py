@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +12,7 @@ from ..core.format import percent
 from ..core.measures import BY_CLASS, MEASURES, best_round
 from .rounds import Rounds
 
+MOST = 10  # evaluations at most that a closing mean is over, where nobody asked for a number
 PERSONAL = ("fine-tuned", "personal after", "personal before")  # models of single clients, the best trained first
 POOLED = "examples"  # the weighting of a number over all test images, whoever owns them
 
@@ -32,6 +33,27 @@ def best_of(metrics: pa.Table, watch: str, counts: Rounds) -> dict[str, float] |
     test = metrics.filter(here & (pc.field("model") == "global") & (pc.field("split") == "pooled test"))
     at = dict(zip(test["metric"].to_pylist(), test["value"].to_pylist(), strict=True))
     return found | {name: at[name] for name in MEASURES if name in at}
+
+
+def closing_mean(evaluated: Mapping[int, tuple[int, float]], asked: int) -> tuple[float | None, list[int]]:
+    """The mean over the last of `evaluations`, and the rounds of training that it is over.
+
+    As many as were asked for; zero: a quarter of them, ten at most, so that the mean is where a curve ends.
+    """
+    rounds = [*evaluated][-(asked or max(1, min(MOST, len(evaluated) // 4))) :]
+    return sum(evaluated[round][1] for round in rounds) / len(rounds) if rounds else None, rounds
+
+
+def window(last: int, rounds: Sequence[int]) -> str:
+    """What a closing mean is over, in words; without rounds by their number alone."""
+    if last < 2:
+        return "after the last round"
+    if not rounds:
+        return f"mean of the last {last} evaluations"
+    first, end = rounds[0], rounds[-1]
+    if end - first + 1 > len(rounds):
+        return f"mean of {last} evaluations, rounds {first} to {end}"
+    return f"mean of rounds {first} {'and' if last == 2 else 'to'} {end}"
 
 
 def closing(rows: Iterable[Mapping[str, Any]], end: int) -> dict[str, dict[str, float]]:

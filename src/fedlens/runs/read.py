@@ -22,7 +22,7 @@ from ..core.errors import BadInput
 from ..core.yaml_dialect import read_yaml
 from ..experiment import Experiment
 from .folder import RunFolder
-from .measures import PERSONAL, best_of, closing
+from .measures import PERSONAL, best_of, closing, closing_mean
 from .rounds import Rounds
 
 POINTS = 400  # of a curve at most, clients of a chart at most: more cannot be seen, and make a page heavy
@@ -352,7 +352,8 @@ class Result:
     seconds: float
     engine: str
     training_rounds: int | None = None  # of them: without warm-up, weighing, fine-tuning; None: a run from before
-    accuracy_last: float | None = None  # mean of the last evaluations
+    accuracy_last: float | None = None  # mean of the last evaluations, those after
+    last_rounds: list[int] = field(default_factory=list)  # of training
     accuracy_best: float | None = None
     backdoor: float | None = None  # share of patched test images that attack=backdoor gets taken for its target
     simulated_seconds: float | None = None  # on `devices`
@@ -394,7 +395,7 @@ def summary(folder: RunFolder, experiment: Experiment) -> Result:
     found = {name: evaluations(metrics, name, counts) for name in ("accuracy", "loss", "backdoor")}
     curve = {name: [value for _, value in by.values()] for name, by in found.items()}
     accuracies = curve["accuracy"]
-    last = accuracies[-experiment.evaluate.last :]
+    last, rounds = closing_mean(found["accuracy"] if whole else {}, experiment.evaluate.last)
     personal: dict[str, dict[str, float]] = {}
     end = max((row["round"] for row in rows), default=0)
     for row in rows:
@@ -415,7 +416,8 @@ def summary(folder: RunFolder, experiment: Experiment) -> Result:
         seconds=round(seconds, 3),
         engine=experiment.execution.engine,
         training_rounds=counts.trained(end),
-        accuracy_last=sum(last) / len(last) if last and whole else None,
+        accuracy_last=last,
+        last_rounds=rounds,
         accuracy_best=max(accuracies, default=None) if whole else None,
         backdoor=curve["backdoor"][-1] if curve["backdoor"] else None,
         simulated_seconds=sum(simulated.values()) if simulated else None,

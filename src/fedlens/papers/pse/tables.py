@@ -17,6 +17,7 @@ WORDS = (
     "local.momentum=0.5",
     "local.weight_decay=1e-4",
     "evaluate.every=10",
+    "evaluate.last=10",
     "checkpoint=10",
 )
 # Baselines attend within themselves by equation 6, which has no position; PSE by equation 7, which has.

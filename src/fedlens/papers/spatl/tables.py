@@ -49,6 +49,7 @@ WORDS = (
     "augment=crop_flip",
     "evaluate.personal=before",
     "evaluate.personal_every=1",
+    "evaluate.last=10",
     "checkpoint=10",
 )
 PAPER = "algorithm=spatl/paper"

@@ -7,17 +7,20 @@ const modelWords = { global: "global model", "fine-tuned": "fine-tuned", "person
 function answer() {
   const { tiles } = report, alarmed = report.privacy.some((one) => one.alarm);
   const sentence = (one) => element("li", { class: one.alarm ? "alarmed" : null }, one.alarm && element("b", {}, "Attention: "), one.text ?? one);
-  const few = (said) => Math.max(3, said.filter((one) => one.alarm).length);
+  const narrow = matchMedia("(max-width: 40rem)"); // a phone has all three answers on its first screen, and reasons when asked
+  const few = (said) => (narrow.matches ? 0 : Math.max(3, said.filter((one) => one.alarm).length));
   const cell = (id, title, big, said, alarm) => (big || said.length > 0) && element("div", { id, class: alarm ? "cell loud" : "cell" }, element("h2", {}, title), big && element("p", { class: "big" }, big),
-    said.length > 0 && element("ul", {}, said.slice(0, few(said)).map(sentence)),
-    said.length > few(said) && element("details", {}, element("summary", {}, `${said.length - few(said)} more`), element("ul", {}, said.slice(few(said)).map(sentence))));
+    few(said) > 0 && said.length > 0 && element("ul", {}, said.slice(0, few(said)).map(sentence)),
+    said.length > few(said) && element("details", {}, element("summary", { "aria-label": `${said.length - few(said)} more on: ${title}` }, `${said.length - few(said)} more`), element("ul", {}, said.slice(few(said)).map(sentence))));
+  const cells = () => element("div", { class: "cells" }, !report.listed && cell("result", "Result", tiles.result, report.sentences), cell("safety", "Privacy", tiles.privacy, report.privacy, alarmed), cell("cost", "Cost", tiles.cost, report.costs));
+  const shown = cells();
+  narrow.addEventListener("change", () => shown.replaceChildren(...cells().childNodes));
   addEventListener("beforeprint", () => document.querySelectorAll(".cell details").forEach((one) => { one.open = true; })); // paper has no buttons
   return element("header", { id: "answer" },
     element("h1", {}, report.headline + "."),
     report.warnings.map((sentence) => element("p", { class: "warning", role: "note" }, element("b", {}, "Attention:"), sentence)),
     report.listed && element("ul", { class: "lead" }, report.sentences.map((words) => element("li", {}, words))),
-    element("div", { class: "cells" }, !report.listed && cell("result", "Result", tiles.result, report.sentences), cell("safety", "Privacy", tiles.privacy, report.privacy, alarmed), cell("cost", "Cost", tiles.cost, report.costs)),
-    recovered());
+    shown, recovered());
 }
 
 // What an attack that succeeded made of clients' images, where nobody can overlook it.
@@ -85,17 +88,21 @@ function ending(shown, measure) {
       found && found.length > 0 && ` Each dot is a client (${modelWords[found[0].model]}); the solid mark is their mean, the dashed one the worst tenth.`)];
 }
 
+// Evaluations that the means are over which rank, where a chart is about that measure.
+const averages = (measure) => (measure === "global" && report.measure === "global" ? Math.max(1, ...groups.map((group) => group.rank?.last ?? 1)) : 1);
+
 function growth(shown, begin, instead) {
   const hidden = new Set(), holder = element("div"), values = element("div"), notes = element("span"), measures = report.measures;
   let measure = begin, axis = "round", line = null;
   const visible = () => shown.filter((group) => curveOf(group, measure) && !hidden.has(group)).map((group) => {
     const curve = curveOf(group, measure);
-    return { group, label: group.label + (curve.other ? ` (${modelWords[curve.model]})` : ""), xs: curve[axis], ys: curve.accuracy, low: curve.low, high: curve.high, preparation: group.preparation[AXES[axis].cost], unfinished: !group.complete, other: curve.other };
+    const result = percent(measure === report.measure && !curve.other && group.rank ? group.rank.mean : curve.accuracy.at(-1));
+    return { group, label: group.label + (curve.other ? ` (${modelWords[curve.model]})` : ""), result: result === "–" ? "" : `${averages(measure) > 1 && group.rank ? "mean " : ""}${result} %`, xs: curve[axis], ys: curve.accuracy, low: curve.low, high: curve.high, preparation: group.preparation[AXES[axis].cost], unfinished: !group.complete, other: curve.other };
   });
   const about = () => `Accuracy over ${AXES[axis].name}, ${measures[measure]}. ` + visible().map((one) => `${one.label} ends at ${percent(one.ys[one.ys.length - 1])} %`).join("; ");
   function draw() {
     const single = evaluations(measure) === 1, over = axis === "round" ? "rounds" : axis;
-    line = single ? null : lines(about, AXES[axis], `accuracy of ${measures[measure].split(",")[0]}, %`, visible, `accuracy over ${over}`, () => (measure === "global" && report.measure === "global" ? Math.max(1, ...shown.map((group) => group.rank?.last ?? 1)) : 1));
+    line = single ? null : lines(about, AXES[axis], `accuracy of ${measures[measure].split(",")[0]}, %`, visible, `accuracy over ${over}`, () => averages(measure));
     holder.replaceChildren(...(single ? [ending(shown, measure)].flat(2).filter(Boolean) : [line.frame]));
     values.replaceChildren(curveTable(shown, measure));
     notes.replaceChildren(...(single ? [] : [curveNotes(shown, measure)]));
@@ -118,7 +125,7 @@ function growth(shown, begin, instead) {
 function curveNotes(shown, measure) {
   const others = shown.map((group) => [group, curveOf(group, measure)]).filter(([, curve]) => curve?.other).map(([group, curve]) => `${group.label} lacks this model and is drawn with what it has: ${modelWords[curve.model]}.`);
   const prepared = shown.filter((group) => group.preparation.rounds).map((group) => `${group.label} ${Math.round(group.preparation.rounds)}`);
-  return ["Each mark is an evaluation. Point at the chart, or focus it and use the arrow keys.", shown.some((group) => group.runs.length > 1) && " Lines are means over seeds; thin lines reach from the lowest to the highest, and a band shows that for the line at the pointer.",
+  return ["Each mark is an evaluation. ", averages(measure) > 1 && `Numbers at the ends of lines are those that rank: ${report.averaged}. `, "Point at the chart, or focus it and use the arrow keys.", shown.some((group) => group.runs.length > 1) && " Lines are means over seeds; thin lines reach from the lowest to the highest, and a band shows that for the line at the pointer.",
     prepared.length > 0 && ` Preparatory rounds cost bytes and time and do not count (${prepared.join(", ")}): shaded before round 0, and as bars on the other axes.`, ...others.map((words) => ` ${words}`)].filter(Boolean).join("");
 }
 

@@ -1,13 +1,13 @@
 // ---- lines over rounds, bytes or seconds ----
-// series: group (its mark), label, xs, ys, low, high, preparation (its cost on this axis), unfinished, other (it is drawn
-// with another model than the rest). axis: name, write, whole (rounds)
+// series: group (its mark), label, result (written at its end), xs, ys, low, high, preparation (its cost on this axis),
+// unfinished, other (it is drawn with another model than the rest). axis: name, write, whole (rounds)
 function lines(about, axis, yName, visible, name, averaged = () => 1) {
   return chart(about, (width, frame) => {
     const series = visible().map((one) => ({ ...one, at: one.xs.map((x, number) => [x, one.ys[number], number]).filter(([x, y]) => known(x) && known(y)) })).filter((one) => one.at.length);
     const height = Math.round(Math.max(270, Math.min(400, width * 0.42))), image = canvas(width, height, { tabindex: 0 });
     if (!series.length) return fill(image, {}, [text(width / 2, height / 2, "nothing was measured", { "text-anchor": "middle" })]);
-    const labelled = width >= 560 && series.length > 1 && series.length <= 10;
-    const wide = (words) => 24 + 7 * words.length, right = labelled ? Math.min(width / 3, Math.max(...series.map((one) => wide(one.label)))) : 14;
+    const labelled = width >= 560 && series.length <= 10, wide = (words) => 24 + 7 * words.length, names = (one) => (series.length > 1 ? one.label : ""), ended = (one) => `${names(one)} ${one.result}`.trim();
+    const label = series.every((one) => wide(ended(one)) <= width / 3) ? ended : names, right = labelled ? Math.min(width / 3, Math.max(...series.map((one) => wide(label(one))))) : 14;
     const box = { left: 44, right: width - right, top: 26, bottom: height - 44 };
     const prepared = Math.max(0, ...series.map((one) => one.preparation || 0));
     const highX = Math.max(...series.flatMap((one) => one.at.map(([x]) => x)), 1e-9), start = box.left + (axis.whole && prepared ? Math.min(44, 0.12 * width) : 0); // where round 0 is
@@ -24,8 +24,8 @@ function lines(about, axis, yName, visible, name, averaged = () => 1) {
     image.append(...layers);
     const seeded = series.filter((one) => one.low);
     for (const one of series) one.parts = trace(layers, one, x, y, (seeded.indexOf(one) - (seeded.length - 1) / 2) * 4);
-    if (labelled) endLabels(image, series.map((one) => ({ label: one.label, x: x(one.at.at(-1)[0]), y: y(one.at.at(-1)[1]), wide: wide(one.label), colour: one.group.colour })), box);
-    if (axis.whole && averaged() > 1) ranking(image, series, averaged(), x, box);
+    if (labelled) endLabels(image, series.map((one) => ({ label: label(one), x: x(one.at.at(-1)[0]), y: y(one.at.at(-1)[1]), wide: wide(label(one)), colour: one.group.colour })), box);
+    if (axis.whole && averaged() > 1) ranking(image, series, averaged(), x, box, axis.name);
     pointing(image, frame, { width, height, series, axis, x, y, box });
     if (series.length === 1) chosenLine(series, series[0]);
     return image;
@@ -44,13 +44,13 @@ function preparations(image, series, axis, x, box) {
   series.forEach((one, number) => image.append(drawn("rect", { class: `part c${one.group.colour}`, x: x(0), y: box.bottom - 5 * (number + 1), width: Math.max(2, x(one.preparation) - x(0)), height: 4 })));
 }
 
-// Which evaluations the mean that ranks is over, where all lines have the same.
-function ranking(image, series, count, x, box) {
+// Which evaluations the mean that ranks is over, where all lines have the same: a bracket, and words below, where no line is.
+function ranking(image, series, count, x, box, beside) {
   const from = new Set(series.map((one) => one.at.at(-Math.min(count, one.at.length))[0])), to = new Set(series.map((one) => one.at.at(-1)[0]));
   if (from.size > 1 || to.size > 1) return;
-  const [left, right] = [x([...from][0]), x([...to][0])], words = `ranked by the mean of these ${count} evaluations`, height = box.bottom - 8;
-  if (right - left < 7 * words.length) return;
-  image.append(drawn("path", { class: "window", d: `M${left},${height - 4} v4 H${right} v-4` }), text((left + right) / 2, height - 6, words, { "text-anchor": "middle", class: "end" }));
+  const [left, right] = [x([...from][0]), x([...to][0])], words = `└┘ ranked by ${report.averaged}`, end = box.right - 7 * beside.length - 18;
+  image.append(drawn("path", { class: "window", d: `M${left},${box.bottom - 7} v4 H${right} v-4` }));
+  if (6.5 * words.length < end) image.append(text(end, box.bottom + 38, words, { "text-anchor": "end" })); // else the words below the chart say it
 }
 
 // A line, a mark for every evaluation, and from the lowest to the highest seed: thin intervals, or a band where asked.

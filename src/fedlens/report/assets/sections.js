@@ -10,7 +10,8 @@ function comparison() {
   const chance = (over) => ({ name: `p ${over}`, number: true, text: (group) => (!group.rank ? "–" : group.rank.is_best ? "best" : likely(group.rank[`p_${over}`])), value: (group) => group.rank?.[`p_${over}`] ?? null });
   const chances = ["seeds", "clients"].filter((over) => ranked.some((group) => known(group.rank[`p_${over}`]))).map(chance);
   const accuracies = models.map((model) => [model, share((group) => group.accuracy[modelOf(group, model)], ["global", "personal"].includes(model) ? `${model} model${model === "global" && many ? " (last round)" : ""}, %` : `${model.replace("personal", "personal model,")}, %`, "high")]);
-  const first = many ? [share((group) => group.rank, `global model (mean of last ${last}), %`, "high")] : accuracies.filter(([name]) => name === report.measure).map(([, column]) => column);
+  const top = report.arenas > 1 || !ranked.length ? {} : { top: (group) => Boolean(group.rank?.is_best || group.rank?.is_close) }; // what the headline cannot tell apart is marked alike
+  const first = (many ? [share((group) => group.rank, `global model (${report.averaged}), %`, "high")] : accuracies.filter(([name]) => name === report.measure).map(([, column]) => column)).map((column) => ({ ...column, ...top }));
   const columns = [{ name: "method", text: (group) => group.label + (group.complete ? "" : " (unfinished)"), show: (group) => [...named(group), group.complete ? "" : " (unfinished)"] }, ...split,
     { name: "runs", number: true, text: (group) => String(group.runs.length), value: (group) => group.runs.length },
     ...first, ...chances, { name: "besides updates", text: (group) => (group.shares === "updates only" ? "–" : group.shares) },
@@ -23,13 +24,13 @@ function comparison() {
     ? `Global model: on the pooled test images. The others: personal models, each on its client's test images, mean over clients${report.personal_models ? `; personal model and worst tenth of clients: ${report.personal_models}` : model ? `; worst tenth of clients: ${model}` : ""}.` : "";
   const seeds = groups.some((group) => group.complete > 1) ? " Means over seeds ± sample deviation." : "";
   const tests = [ranked.some((group) => known(group.rank.p_seeds)) && "p seeds: paired t-test over seeds.", ranked.some((group) => known(group.rank.p_clients)) && "p clients: Wilcoxon's signed-rank test over pairs of seed and client, which speaks of these trained models and not of other seeds.",
-    ranked.some((group) => known(group.rank.p_seeds ?? group.rank.p_clients)) && "p is against the best, after Holm; * is below 0.05. fedlens compare makes the same tests."].filter(Boolean).join(" ");
+    ranked.some((group) => known(group.rank.p_seeds ?? group.rank.p_clients)) && "p is against the best, after Holm. fedlens compare makes the same tests."].filter(Boolean).join(" ");
   const accuracy = (group) => group.rank?.mean ?? group.accuracy[modelOf(group, report.measure)]?.mean - 1;
   const rows = groups.slice().sort((a, b) => accuracy(b) - accuracy(a));
-  return [element("p", {}, `Accuracy and what it cost, after the last round${report.arenas > 1 ? "" : "; the best of each column is bold"}.`, seeds), table("Comparison of methods", columns, rows, { id: "comparison", caption: [caption, tests].filter(Boolean).join(" ") })];
+  return [element("p", {}, `Accuracy and what it cost${many ? "" : ", after the last round"}${report.arenas > 1 ? "" : `; the best of each column is bold${ranked.some((group) => group.rank.is_close) ? `, and of ${first[0].name.split(",")[0]} all that cannot be told from it` : ""}`}.`, seeds), table("Comparison of methods", columns, rows, { id: "comparison", caption: [caption, tests].filter(Boolean).join(" ") })];
 }
 
-const likely = (p) => (!known(p) ? "–" : (p < 0.001 ? "<0.001" : p.toFixed(3)) + (p < 0.05 ? "*" : ""));
+const likely = (p) => (!known(p) ? "–" : p < 0.001 ? "<0.001" : p.toFixed(3));
 
 function fairModel() {
   const models = Object.keys(report.measures).filter((name) => name !== "global");
@@ -43,7 +44,7 @@ function everyRun() {
   const columns = [{ name: "run", text: (run) => run.name }, { name: "method", text: (run) => run.method },
     { name: "state", text: (run) => run.state, show: (run) => element("span", { class: run.state === "unfinished" ? "unfinished-state" : run.state }, run.state) },
     { name: "seed", number: true, text: (run) => plainly(run.seed), value: (run) => run.seed },
-    ...models.map((model) => ({ name: `${model}, %`, number: true, text: (run) => percent(value(model)(run), 2), value: value(model) })),
+    ...models.map((model) => ({ name: `${model}${averages(model) > 1 ? " (last round)" : ""}, %`, number: true, text: (run) => percent(value(model)(run), 2), value: value(model) })),
     { name: "rounds", number: true, text: (run) => plainly(run.rounds), value: (run) => run.rounds ?? null },
     { name: "traffic", number: true, text: (run) => size(own(run)), value: own }, { name: "time", number: true, text: (run) => duration(run.seconds), value: (run) => run.seconds ?? null },
     runs.some((run) => run.trouble) && { name: "what is wrong", text: (run) => run.trouble, wide: true }].filter(Boolean);

@@ -1,4 +1,5 @@
-// A column: name, text(row) to read, value(row) to sort by and for CSV, deviation(row) beside it, number, best ("high", "low").
+// A column: name, text(row) to read, value(row) to sort by and for CSV, deviation(row) beside it, number, best ("high", "low"),
+// top(row): whether it is as good as the best, where that is more than the best number.
 function table(about, allColumns, allRows, options = {}) {
   // Columns and rows that say nothing are left out; the first column is what a row is about.
   const blank = (words) => ["–", ""].includes(String(words));
@@ -17,7 +18,7 @@ function table(about, allColumns, allRows, options = {}) {
 
   function show() {
     body.replaceChildren(...order.map((row) => element("tr", {}, columns.map((column, number) => {
-      const classes = [column.number && "number", column.wide && "wide", known(best[number]) && column.value(row) === best[number] && "best"];
+      const classes = [column.number && "number", column.wide && "wide", (column.top ? column.top(row) : known(best[number]) && column.value(row) === best[number]) && "best"];
       const content = column.show ? column.show(row) : column.text(row);
       return element(number ? "td" : "th", { scope: number ? null : "row", class: classes.filter(Boolean).join(" ") || null }, content);
     }))));
@@ -84,7 +85,7 @@ function latex(columns, rows, about) {
     .replace(/\0/g, "\\textbackslash{}").replace(/±/g, "$\\pm$").replace(/–/g, "--");
   const line = (cells) => `${cells.map(escaped).join(" & ")} \\\\`;
   const best = columns.map((column) => column.best && rows.length > 1 && (column.best === "high" ? Math.max : Math.min)(...rows.map(column.value).filter(known)));
-  const cell = (column, row, number) => (column.best && column.value(row) === best[number] ? `\\textbf{${escaped(column.text(row))}}` : escaped(column.text(row)));
+  const cell = (column, row, number) => ((column.top ? column.top(row) : column.best && column.value(row) === best[number]) ? `\\textbf{${escaped(column.text(row))}}` : escaped(column.text(row)));
   return [`% ${about.replace(/\s+/g, " ")}`, `\\begin{tabular}{${columns.map((column) => (column.number ? "r" : "l")).join("")}}`, "\\hline",
     line(columns.map((column) => column.name)), "\\hline",
     ...rows.map((row) => `${columns.map((column, number) => cell(column, row, number)).join(" & ")} \\\\`), "\\hline", "\\end{tabular}", ""].join("\n");
