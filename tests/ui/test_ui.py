@@ -358,6 +358,37 @@ def test_a_run_is_evaluated_on_the_model_that_the_report_judges_it_by(tmp_path):
     assert len(rows["fedavg+ft"]["spark"]) == 2  # of the global model on the way there
 
 
+def test_a_run_says_what_leaves_and_whether_it_was_attacked(copy):
+    """In the words of its report, and anew when a file about privacy comes or goes."""
+
+    def said():
+        [row] = Watch(copy.parent).since(0)["runs"]
+        shown = gather([copy])
+        assert row["privacy"] == shown["tiles"]["privacy"] and row["bytes"] == shown["groups"][0]["bytes"]["mean"]
+        return row["privacy"], row["alarm"], row["shares"], row["tested"]
+
+    assert said() == ("Unprotected updates, not tested by attack", False, False, False)
+    followed = follow.Followed(copy, "fedavg")
+    assert followed.refresh() and not followed.row["tested"]
+    one = {"AUC": {"value": 0.9, "low": 0.8, "high": 0.95}}
+    none = {"AUC": {"value": 0.5, "low": 0.4, "high": 0.6}}
+    verdict = {"attack": "loss", "verdict": "Leaks.", "decisive": "AUC", "found": one, "chance": none}
+    (copy / "audit.json").write_text(json.dumps({"verdicts": [verdict]}))
+    assert said() == ("Leaks in an audit", True, False, True)
+    assert followed.refresh() and followed.row["privacy"] == "Leaks in an audit"
+    assert followed.safety()[0]["text"].endswith("Leaks.")
+    verdict["found"] = none
+    (copy / "audit.json").write_text(json.dumps({"verdicts": [verdict]}))
+    assert said() == ("Unprotected updates, no leak found by 1 attack", False, False, True)
+    (copy / "audit.json").unlink()
+    assert followed.refresh() and followed.row["privacy"] == "Unprotected updates, not tested by attack"
+    text = (copy / "config.yaml").read_text().replace("is: fedavg", "is: fedfed", 1)
+    (copy / "config.yaml").write_text(text)
+    assert Watch(copy.parent).since(0)["runs"][0]["privacy"].startswith("Shares data")
+    (copy / "privacy.json").write_text("[1]")
+    assert Watch(copy.parent).since(0)["runs"][0]["privacy"] == "Unknown: a file about privacy is damaged"
+
+
 def test_a_client_is_what_the_tables_say(finished):
     counts = json.loads((finished / "label_counts.json").read_text())
     metrics = pq.read_table(finished / "metrics.parquet").to_pylist()

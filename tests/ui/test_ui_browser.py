@@ -47,6 +47,33 @@ def test_the_list_on_every_screen(browser, served, size, dark):
         assert quiet(page, served)
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_safety_is_on_the_first_screen_of_the_list_and_of_a_run(browser, tmp_path, size):
+    run(tmp_path / "one", "algorithm=fedavg")
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    config = tmp_path / "two" / "config.yaml"
+    config.write_text(config.read_text().replace("is: fedavg", "is: fedfed", 1))
+    bottom = "document.querySelector('{}').getBoundingClientRect().bottom"
+    with serving(tmp_path) as server, opened(browser, server, size) as page:
+        said = page.evaluate("document.querySelector('#within').textContent")
+        assert said.endswith("privacy: 1 of 2 share data, none tested by attack")
+        assert page.evaluate(bottom.format("#within")) < SIZES[size][1]
+        cells = page.evaluate(
+            "[...document.querySelectorAll('td.privacy')].map((e) => `${e.className}: ${e.textContent}`)"
+        )
+        assert sorted(cell.partition(",")[0] for cell in cells) == [
+            "privacy alarmed: Shares data",
+            "privacy: Unprotected updates",
+        ]
+    with serving(tmp_path) as server, opened(browser, server, size, "#run=one") as page:
+        assert page.evaluate("document.querySelector('#safety').textContent").startswith(
+            "Privacy: Unprotected updates, not"
+        )
+        assert page.evaluate(bottom.format("#safety")) < SIZES[size][1]
+        page.until("document.querySelectorAll('#privacy li').length === 2")
+        assert quiet(page, server)
+
+
 def test_each_number_says_whose_it_is(browser, tmp_path):
     for method in ("fedavg", "local", "fedavg+ft"):
         run(tmp_path / method, f"algorithm={method}")

@@ -18,10 +18,13 @@ import pyarrow.compute as pc
 from ..algorithms import family_of
 from ..core.errors import BadInput
 from ..core.files import finite, open_regular, read_json
+from ..experiment import Evaluation
 from ..plots.style import place_of
+from ..report import safety
 from ..report.groups import compared
 from ..runs import labels, read, tables
 from ..runs.folder import RunFolder
+from ..runs.measures import closing_mean, window
 from ..runs.read import DAMAGE, columns, flat, measure_of, method_of, rounds_of, settings_of, thinned
 from ..runs.rounds import Rounds
 from ..simulate.recorder import STOP
@@ -29,6 +32,7 @@ from .curves import POINTS, Series, drawn
 
 SPARK = 40  # points of the small curve in a list
 NOTES = 50
+PRIVACY = ("privacy.json", "audit.json")  # what a run promises, and what attacks found
 SETBACKS = ("missing", "late", "refused", "void")
 _BARS = 120  # of setbacks by round
 _TAIL = 1 << 16  # bytes at the end of a log that are shown
@@ -60,12 +64,14 @@ class Followed:
         self._spent_read = 0
         self.labels: dict[str, list[Any]] = {"tags": [], "notes": []}
         self._flower = False
+        self._privacy: dict[str, Any] = {}
         self._logged: dict[str, float] = {}  # its last round
         self._last_words = ""
         self._log_file = self._log_end = 0
         self._settings: dict[str, Any] = {}
         self._about: dict[str, Any] = {}
         self._result: int | None = None  # rounds of a complete run
+        self._total = 0.0  # its bytes; the log rounds them
         self._stamps: dict[str, tuple[int, int, int] | None] = {}
         self._wrong: dict[str, str] = {}  # file -> what is wrong with it
         self._measured: dict[str, Any] = {}
@@ -79,6 +85,8 @@ class Followed:
         self._on_change("log.txt", self._read_log)
         self._on_change("metrics.parquet", self._read_metrics)
         self._on_change(labels.FILE, self._read_labels)
+        for name in PRIVACY:
+            self._on_change(name, self._read_privacy)
         state, trouble = self._state()
         stopping = state == "running" and (self.path / STOP).exists()
         if stamps != self._stamps or not self._measured:
@@ -98,7 +106,7 @@ class Followed:
             return
         self._stamps[name] = stamp
         self._wrong.pop(name, None)
-        if stamp is None and name not in ("config.yaml", labels.FILE):  # a run without settings is none
+        if stamp is None and name not in ("config.yaml", labels.FILE, *PRIVACY):  # a run without settings is none
             return
         try:
             take()
@@ -141,11 +149,44 @@ class Followed:
         with contextlib.suppress(BadInput):
             self.labels = labels.labels(self.path)
 
+    def _read_privacy(self) -> None:
+        self._privacy = {}
+        self._privacy = {name: read_json(self.path / name) for name in PRIVACY if (self.path / name).exists()}
+
+    def _told(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """A group and its run, as far as `safety` asks for them."""
+        said, audit = (self._privacy.get(name) for name in PRIVACY)
+        shares = safety.sharing(self._about["method"], {}, said)
+        group = {"label": self._about["method"], "runs": [0], "shares": shares}
+        return [group], [{"privacy": said, "audit": audit}]
+
+    def _safe(self) -> dict[str, Any]:
+        """Of a list of runs: what leaves clients and whether attacks were tried, in the words of the report."""
+        if not self._settings:
+            return {"privacy": "", "alarm": False, "shares": False, "tested": False}
+        try:
+            (group,), (run,) = self._told()
+            known = {"shares": safety.shares_data(group), "tested": bool(run["audit"])}
+            alarm = any(one["alarm"] for one in self.safety())
+            return {"privacy": safety.status([group], [run]), "alarm": alarm, **known}
+        except DAMAGE:
+            said = "Unknown: a file about privacy is damaged"
+            return {"privacy": said, "alarm": True, "shares": False, "tested": False}
+
+    def safety(self) -> list[dict[str, Any]]:
+        """Sentences of the report about privacy."""
+        try:
+            return safety.told(*self._told()) if self._settings else []
+        except DAMAGE:
+            return []
+
     def _remarks(self) -> list[str]:
         return [note["text"] for note in self.labels["notes"]]
 
     def _read_result(self) -> None:
-        self._result = int(read_json(self.path / "result.json")["rounds"])
+        found = read_json(self.path / "result.json")
+        self._result = int(found["rounds"])
+        self._total = float(found.get("bytes_up", 0) + found.get("bytes_down", 0))
 
     def _read_log(self) -> None:
         stamp = self._stamps["log.txt"]
@@ -254,9 +295,13 @@ class Followed:
         }
         model = measure_of(points) or "global"
         own = accuracies.get(model, [])
+        ended = {r: (at, value) for r, (at, (value, _)) in points.get("global", {}).items() if value is not None}
+        asked = self._settings.get("evaluate", {}).get("last", Evaluation.last)
+        mean, rounds = closing_mean(ended, asked if isinstance(asked, int) else 0)
         drawn = accuracies.get("global", own)  # fine-tuning ends in one point, which is no curve
         return finite(
             {
+                **self._safe(),
                 "generation": self.generation,
                 "read": self.read,
                 "notes": self._noted,
@@ -268,9 +313,11 @@ class Followed:
                 "evaluated_on": model,
                 "accuracy": own[-1] if own else None,
                 "best": max(own, default=None),
+                "closing": mean,  # that comparisons rank by
+                "closing_over": window(len(rounds), rounds),
                 "spark": [round(value, 4) for value in thinned(drawn, SPARK)],
                 "seconds": self._logged.get("seconds"),
-                "bytes": self._sent() if self._logged else None,
+                "bytes": (self._result == self._done and self._total) or (self._sent() if self._logged else None),
                 "lost": sum(counts[kind] for counts in self._lost.values() for kind in SETBACKS[:3]),  # replies
             }
         )

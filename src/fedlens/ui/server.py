@@ -376,6 +376,7 @@ def _settings(server: LiveServer, words: dict[str, list[str]]) -> Answer:
 def _run(server: LiveServer, words: dict[str, list[str]]) -> Answer:
     run = server.watch.run(_one(words, "run"))
     about = {"notes": run.notes, "settings": run.settings(), "pictures": clients.pictures(run.path)}
+    about |= {"privacy": run.safety()}
     return _as_json(finite({**about, "remarks": run.labels["notes"], "setbacks": run.setbacks()}))
 
 

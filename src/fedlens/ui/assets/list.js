@@ -13,6 +13,7 @@ const COLUMNS = {
   best: { words: "best, %", number: true, value: (row) => row.best, text: (value) => percent(value) },
   round: { words: "rounds", number: true, value: (row) => row.round, text: (value, row) => (row ? progress(row) : String(Math.round(value))) },
   state: { words: "state", value: (row) => stateWords(row) },
+  privacy: { words: "privacy", value: (row) => row.privacy },
   tags: { words: "tags", value: (row) => (row.tags || []).join(", ") || null },
   method: { words: "method", value: (row) => row.method },
   family: { words: "family", alike: true, value: (row) => row.family },
@@ -35,7 +36,10 @@ function columnsNow(all) {
 function shared(all) {
   const of = (value) => { const each = new Set(all.map(value).filter((one) => known(one) && one !== "")); return all.length > 1 && each.size === 1 ? [...each][0] : null; };
   const data = of((row) => row.data), clients = of((row) => row.clients);
-  return [data && `all on ${data}`, known(clients) && `${clients} clients each`];
+  const count = (has) => { const some = all.filter(has).length; return some === all.length ? "all" : `${some} of ${all.length}`; }, privacy = all.length > 0 && [all.some((row) => row.shares) && `${count((row) => row.shares)} share data`, all.some((row) => !row.tested) && (all.some((row) => row.tested) ? `${count((row) => !row.tested)} not tested by attack` : "none tested by attack")].filter(Boolean).join(", ");
+  const done = all.filter((row) => row.state === "done"), range = (values, write) => (values.length ? [...new Set(extent(values).map(write))].join(" to ") : "");
+  const cost = [range(done.map((row) => row.bytes).filter(known), size), range(done.map((row) => row.seconds).filter(known), duration)].filter(Boolean).join(", ");
+  return [data && `all on ${data}`, known(clients) && `${clients} clients each`, cost && `cost: ${cost}`, privacy && `privacy: ${privacy}`];
 }
 
 // What a group has in a column: a mean with its deviation, or all values.
@@ -79,6 +83,7 @@ function line(item, view) {
       written[key] = said;
       cells[key].textContent = said;
       if (key === "accuracy" && !item.members && known(value)) cells[key].append(element("small", { title: WORDS[row.evaluated_on] }, row.evaluated_on === "global" ? "global" : "personal"));
+      if (key === "privacy") cells[key].className = `privacy${(item.members || [row]).some((each) => each.alarm) ? " alarmed" : ""}`;
       if (key === "state" && !item.members) cells[key].className = `state ${row.state}`;
     }
     const sparks = item.members ? item.members.slice(0, 6) : [row], now2 = sparks.map((each) => each.spark.join()).join("\n");

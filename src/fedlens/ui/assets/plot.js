@@ -9,7 +9,7 @@ function plot(name, about, how, visible, zoom) {
     const height = Math.round(Math.max(250, Math.min(400, width * 0.46))), box = { left: 48, right: width - 14, top: 24, bottom: height - 42 };
     const image = canvas(width, height, { tabindex: 0, class: "plot" });
     if (!all.length) return fill(image, {}, [text(width / 2, height / 2, how().waiting ? "reading …" : "nothing was measured", { "text-anchor": "middle" })]);
-    const xs = extent(all.flatMap((one) => one.at.map(([x]) => x))), whole = [logx || how().x === "round" ? xs[0] : 0, xs[1]];
+    const xs = extent(all.flatMap((one) => one.at.map(([x]) => x))), whole = [logx ? xs[0] : 0, xs[1]];
     const [lowX, highX] = [Math.max(from ?? -Infinity, whole[0]), Math.min(to ?? Infinity, whole[1])], zoomed = known(from);
     const within = all.map((one) => ({ ...one, at: one.at.filter(([x], number) => x >= lowX && x <= highX || near(one.at, number, lowX, highX)) })).filter((one) => one.at.length);
     const inside = within.flatMap((one) => one.at.filter(([x]) => x >= lowX && x <= highX).flatMap(([, y, number]) => [y, one.low?.[number], one.high?.[number]])).filter((y) => fits(y, logy));

@@ -3,11 +3,12 @@ function runView(name) {
   const first = rows.get(name), status = element("p", { class: "lead", role: "status" }), numbers = element("div"), bar = element("div", { class: "bar" }), trouble = element("p", { class: "warning", hidden: "" });
   const buttons = element("div", { class: "controls" }), more = element("div"), who = element("section", { id: "clients" }), remarks = element("div", { id: "remarks" });
   const lostHere = element("section", { id: "lost", hidden: "" }), lines = element("pre", { tabindex: 0, role: "log", "aria-live": "off", "aria-label": "Last lines of log.txt" }), log = element("details", { id: "log" }, element("summary", {}, "Log"), lines);
-  const figure = curveFigure(() => marked([name]));
+  const figure = curveFigure(() => marked([name])), safe = element("p", { id: "safety" }), reasons = element("ul", { id: "reasons" });
   let stopWords = null, looked = "";
   async function details() {
     const found = await ask("run", { run: name }), row = rows.get(name);
     remarks.replaceChildren(...found.remarks.slice(-20).reverse().map((note) => element("p", { class: "remark" }, element("time", {}, note.at), ` ${note.text}`)));
+    reasons.replaceChildren(...found.privacy.map((one) => element("li", { class: one.alarm ? "alarmed" : null }, one.text)));
     lostHere.hidden = !found.setbacks.first.length;
     lostHere.replaceChildren(...(lostHere.hidden ? [] : [element("h2", {}, "Lost replies"), setbackBars(found.setbacks, Math.max(row?.all || 1, ...found.setbacks.first))]));
     more.replaceChildren(...[found.notes.length > 0 && [element("h2", {}, "Notes of the run"), element("ul", {}, found.notes.slice(-12).reverse().map((note) => element("li", {}, note)))],
@@ -39,12 +40,14 @@ function runView(name) {
     if (!row) { status.textContent = "This run is not in the folder any more."; buttons.replaceChildren(); return; }
     if (!changed.includes(row)) return;
     status.replaceChildren(element("span", { class: `state ${row.state}` }, stateWords(row)), ` · ${row.method}${row.family ? ` (family: ${row.family})` : ""} on ${row.data || "?"}, ${row.round < row.rounds ? "round " : ""}${progress(row)}${row.round < row.rounds ? "" : " rounds"}`, known(row.accuracy) ? `, ${percent(row.accuracy)} % accuracy of ${WORDS[row.evaluated_on] || row.evaluated_on}` : "");
+    safe.className = row.alarm ? "alarmed" : "";
+    safe.replaceChildren(element("b", {}, "Privacy: "), row.privacy || "unknown", ".");
     if (row.state !== "running") stopWords = null;
     trouble.hidden = !row.trouble;
     trouble.textContent = row.trouble + (row.state === "stopped" || row.state === "failed" ? `; go on with fedlens resume ${row.path}` : "");
     bar.replaceChildren(drawn("svg", { viewBox: "0 0 100 6", preserveAspectRatio: "none", role: "img", "aria-label": progress(row) }, drawn("rect", { width: (100 * row.done) / (row.all || 1), height: 6 })));
     const left = secondsLeft(row);
-    numbers.replaceChildren(facts([["best accuracy", `${percent(row.best)} %`], ["clients", row.clients], ["data", row.data], ["split", row.partition], ["model", row.model], ["seed", row.seed], ["traffic", size(row.bytes)], ["time", duration(row.seconds)], ...(row.tags?.length ? [["tags", row.tags.join(", ")]] : []), ...(known(left) ? [["time left, about", duration(left)]] : [])]));
+    numbers.replaceChildren(facts([...(known(row.closing) && row.closing_over !== "after the last round" ? [[row.closing_over, `${percent(row.closing)} %`]] : []), ["best accuracy", `${percent(row.best)} %`], ["clients", row.clients], ["data", row.data], ["split", row.partition], ["model", row.model], ["seed", row.seed], ["traffic", size(row.bytes)], ["time", duration(row.seconds)], ...(row.tags?.length ? [["tags", row.tags.join(", ")]] : []), ...(known(left) ? [["time left, about", duration(left)]] : [])]));
     const offer = `${row.state} ${row.stopping} ${stopWords}`;
     if (offer !== offered) { // a button must not be replaced under the finger
       offered = offer;
@@ -53,12 +56,12 @@ function runView(name) {
     figure.draw();
     clients.refresh(row.state);
     readLog();
-    const now = `${row.state} ${row.generation} ${row.notes} ${row.lost} ${row.remark} ${row.tags}`;
+    const now = `${row.state} ${row.generation} ${row.notes} ${row.lost} ${row.remark} ${row.tags} ${row.privacy}`;
     if (now !== looked) { looked = now; details().catch((error) => more.replaceChildren(error.message)); }
   }
   const clients = clientSection(name);
   who.replaceChildren(element("h2", {}, "Clients"), ...clients.nodes);
-  const node = element("div", {}, leads({ run: "" }, { class: "back" }, "All runs"), element("h1", {}, name), status, remarks, bar, trouble, buttons, figure.frame, numbers, lostHere, who, element("section", {}, log, more));
+  const node = element("div", {}, leads({ run: "" }, { class: "back" }, "All runs"), element("h1", {}, name), status, safe, remarks, bar, trouble, buttons, figure.frame, numbers, element("section", { id: "privacy" }, element("h2", {}, "Privacy"), reasons), lostHere, who, element("section", {}, log, more));
   update([first]);
   return { node, update };
 }
