@@ -234,6 +234,7 @@ def test_one_evaluation_is_bars_and_clients_and_no_lone_dot(browser, tmp_path):
         page.until("document.querySelectorAll('#curves .level').length === 1")
         assert page.evaluate("document.querySelectorAll('#curves circle.client').length") == 6
         assert page.evaluate("document.querySelectorAll('#curves .marks circle').length") == 0 and page.errors == []
+        assert page.evaluate("document.querySelector('#curves .choice').offsetHeight") == 0  # of axes, which bars lack
 
 
 def test_the_headlines_measure_is_drawn_first_and_training_beside_it(browser, tmp_path):

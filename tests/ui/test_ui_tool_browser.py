@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from browser import Page, axe, needs_axe, needs_chromium
+from fedlens.compare.measured import measured
 from fedlens.runs.labels import label
 from live_page import NAMES, SIZES, address, opened, quiet, serving
 from test_report import run
@@ -141,6 +142,23 @@ def test_methods_have_means_and_bands_over_seeds(browser, served):
         page.click(".runs tr:has([aria-label='Compare scaffold']) .fold")
         page.until("document.querySelectorAll('.runs tr.member').length === 2")
         assert "group=method" in page.evaluate("location.hash") and quiet(page, served)
+
+
+def test_the_mean_that_ranks_has_a_column_that_names_its_rounds(browser, tmp_path):
+    """Its number is the report's, beside the last accuracy, where curves end."""
+    paths = [run(tmp_path / f"seed-{seed}", "rounds=8", f"seed={seed}") for seed in (0, 1)]
+    means = [measured("", "x", 0, path).global_last for path in paths]
+    with serving(tmp_path) as server, opened(browser, server) as page:
+        page.until("document.querySelector('[data-sort=closing]') !== null")
+        heads = "[...document.querySelectorAll('.runs thead th')]"
+        at = f"{heads}.indexOf(document.querySelector('[data-sort=closing]').closest('th'))"
+        head = "document.querySelector('[data-sort=closing]').textContent"
+        assert page.evaluate(head).startswith("mean of rounds 7 and 8, %")
+        assert page.evaluate("document.querySelector('[data-sort=accuracy]').textContent").startswith("last accuracy")
+        cells = page.evaluate(
+            f"[...document.querySelectorAll('.runs tbody tr')].map((e) => e.children[{at}].textContent)"
+        )
+        assert sorted(cells) == sorted(f"{100 * mean:.1f}" for mean in means) and quiet(page, server)
 
 
 def test_settings_that_differ_between_ticked_runs(browser, served):

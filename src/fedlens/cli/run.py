@@ -108,7 +108,8 @@ def _closing(result: Any, json: bool) -> None:
         print("note: the loss is not finite: training diverged, which a lower local.lr or uplink=clip may mend")
     if result.accuracy is not None:
         done = result.rounds if result.training_rounds is None else result.training_rounds
-        print(f"accuracy {percent(result.accuracy, 2)} (global model, pooled test set, after {done} rounds)")
+        rounds = f"{done} round{'s' * (done != 1)}"
+        print(f"accuracy {percent(result.accuracy, 2)} (global model, pooled test set, after {rounds})")
     for name, spread in result.personal.items():
         words = {"before": "personal models before local training", "after": "personal models after local training"}
         mean, std, worst = (percent(spread[part], 2) for part in ("mean", "std", "worst_decile"))

@@ -97,7 +97,7 @@ function growth(shown, begin, instead) {
   const visible = () => shown.filter((group) => curveOf(group, measure) && !hidden.has(group)).map((group) => {
     const curve = curveOf(group, measure);
     const result = percent(measure === report.measure && !curve.other && group.rank ? group.rank.mean : curve.accuracy.at(-1));
-    return { group, label: group.label + (curve.other ? ` (${modelWords[curve.model]})` : ""), result: result === "–" ? "" : `${averages(measure) > 1 && group.rank ? "mean " : ""}${result} %`, xs: curve[axis], ys: curve.accuracy, low: curve.low, high: curve.high, preparation: group.preparation[AXES[axis].cost], unfinished: !group.complete, other: curve.other };
+    return { group, label: group.label + (curve.other ? ` (${modelWords[curve.model]})` : ""), result: result === "–" ? "" : `${averages(measure) > 1 && group.rank && !curve.other ? "mean " : ""}${result} %`, xs: curve[axis], ys: curve.accuracy, low: curve.low, high: curve.high, preparation: group.preparation[AXES[axis].cost], unfinished: !group.complete, other: curve.other };
   });
   const about = () => `Accuracy over ${AXES[axis].name}, ${measures[measure]}. ` + visible().map((one) => `${one.label} ends at ${percent(one.ys[one.ys.length - 1])} %`).join("; ");
   function draw() {
@@ -106,17 +106,19 @@ function growth(shown, begin, instead) {
     holder.replaceChildren(...(single ? [ending(shown, measure)].flat(2).filter(Boolean) : [line.frame]));
     values.replaceChildren(curveTable(shown, measure));
     notes.replaceChildren(...(single ? [] : [curveNotes(shown, measure)]));
+    axes.hidden = methods.hidden = single; // bars have neither an axis to choose nor lines to hide
   }
   const chips = shown.map((group) => element("button", { type: "button", class: "chip", "aria-pressed": true, onclick: (event) => {
     hidden.has(group) ? hidden.delete(group) : hidden.add(group);
     event.currentTarget.setAttribute("aria-pressed", !hidden.has(group));
     line?.redraw();
   } }, swatch(group), group.label + (group.complete ? "" : " (unfinished)")));
+  const axes = choice("Over what", { round: "Rounds", bytes: "Bytes", seconds: "Seconds" }, axis, (value) => { axis = value; draw(); });
+  const methods = element("div", { class: "chips", role: "group", "aria-label": "Methods shown" }, chips);
   draw();
   return [instead && element("h2", { class: "small" }, "How training went"),
-    element("div", { class: "controls" }, choice("Over what", { round: "Rounds", bytes: "Bytes", seconds: "Seconds" }, axis, (value) => { axis = value; draw(); }),
-      selection("Evaluated on", measures, measure, (value) => { measure = value; draw(); })),
-    shown.length > 1 && element("div", { class: "chips", role: "group", "aria-label": "Methods shown" }, chips),
+    element("div", { class: "controls" }, axes, selection("Evaluated on", measures, measure, (value) => { measure = value; draw(); })),
+    shown.length > 1 && methods,
     holder,
     element("figcaption", {}, instead && `The headline is about ${measures[instead].split(",")[0]}, which have too few evaluations for a curve. `, notes),
     element("details", {}, element("summary", {}, "The same as a table"), values)];

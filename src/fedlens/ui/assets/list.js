@@ -6,10 +6,14 @@ const preparing = (row) => row.done > 0 && row.round === 0 && row.preparation > 
 const progress = (row) => (preparing(row) ? `preparing, ${row.done} / ${row.preparation}` : row.round < row.rounds ? `${row.round} / ${row.rounds}` : String(row.round));
 const ago = (when) => { const date = new Date(when); return when ? `${date.toLocaleDateString("en-CA")} ${date.toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" })}` : "–"; };
 
+// What comparisons rank complete runs by, where that is a mean over several evaluations.
+const averagesAtEnd = (row) => row.state === "done" && row.evaluated_on === "global" && known(row.closing) && row.closing_over !== "after the last round";
+
 // A column: words, value(row) to sort by, text(value, row) to read; number: a group shows its mean; alike: what all runs share is said once.
 const COLUMNS = {
-  accuracy: { words: "accuracy, %", number: true, value: (row) => row.accuracy, text: (value) => percent(value), deviation: true },
+  accuracy: { words: "last accuracy, %", number: true, value: (row) => row.accuracy, text: (value) => percent(value), deviation: true },
   curve: { words: "curve" },
+  closing: { words: "mean at the end, %", number: true, value: (row) => (averagesAtEnd(row) ? row.closing : null), text: (value) => percent(value), deviation: true },
   best: { words: "best, %", number: true, value: (row) => row.best, text: (value) => percent(value) },
   round: { words: "rounds", number: true, value: (row) => row.round, text: (value, row) => (row ? progress(row) : String(Math.round(value))) },
   state: { words: "state", value: (row) => stateWords(row) },
@@ -30,6 +34,8 @@ function columnsNow(all) {
   const values = (column) => new Set(all.map(column.value).filter((value) => known(value) && value !== "" && value !== "?"));
   const used = Object.entries(COLUMNS).filter(([key, column]) => key === "curve" || values(column).size > (column.alike && all.length > 1 ? 1 : 0));
   const keys = outermost(settings.other).filter((key) => !TOLD.has(key)).slice(0, EXTRA);
+  const over = new Set(all.filter(averagesAtEnd).map((row) => row.closing_over)), said = used.find(([key]) => key === "closing");
+  if (said && over.size === 1) said[1] = { ...said[1], words: `${[...over][0]}, %` }; // the rounds, where all have the same
   return Object.fromEntries([...used, ...keys.map((key) => [`set.${key}`, { words: key, value: (row) => setting(row.name, key) ?? null, text: plainly, number: all.every((row) => typeof (setting(row.name, key) ?? 0) === "number"), all: true }])]);
 }
 

@@ -47,7 +47,7 @@ function runView(name) {
     trouble.textContent = row.trouble + (row.state === "stopped" || row.state === "failed" ? `; go on with fedlens resume ${row.path}` : "");
     bar.replaceChildren(drawn("svg", { viewBox: "0 0 100 6", preserveAspectRatio: "none", role: "img", "aria-label": progress(row) }, drawn("rect", { width: (100 * row.done) / (row.all || 1), height: 6 })));
     const left = secondsLeft(row);
-    numbers.replaceChildren(facts([...(known(row.closing) && row.closing_over !== "after the last round" ? [[row.closing_over, `${percent(row.closing)} %`]] : []), ["best accuracy", `${percent(row.best)} %`], ["clients", row.clients], ["data", row.data], ["split", row.partition], ["model", row.model], ["seed", row.seed], ["traffic", size(row.bytes)], ["time", duration(row.seconds)], ...(row.tags?.length ? [["tags", row.tags.join(", ")]] : []), ...(known(left) ? [["time left, about", duration(left)]] : [])]));
+    numbers.replaceChildren(facts([...(averagesAtEnd(row) ? [[row.closing_over, `${percent(row.closing)} %`]] : []), ["best accuracy", `${percent(row.best)} %`], ["clients", row.clients], ["data", row.data], ["split", row.partition], ["model", row.model], ["seed", row.seed], ["traffic", size(row.bytes)], ["time", duration(row.seconds)], ...(row.tags?.length ? [["tags", row.tags.join(", ")]] : []), ...(known(left) ? [["time left, about", duration(left)]] : [])]));
     const offer = `${row.state} ${row.stopping} ${stopWords}`;
     if (offer !== offered) { // a button must not be replaced under the finger
       offered = offer;
