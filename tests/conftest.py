@@ -89,9 +89,9 @@ def every_kind(monkeypatch):
 @pytest.fixture
 def whole_processes(monkeypatch):
     """Worker processes as users have them."""
-    from fedlens.engines import workers
+    from fedlens.engines import fork_server
 
-    monkeypatch.setattr(workers, "subprocess", subprocess)
+    monkeypatch.setattr(fork_server, "subprocess", subprocess)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -124,7 +124,7 @@ def forked_workers() -> None:
     """Worker processes that need not import torch again; conftest's `whole_processes` starts whole ones."""
     import threading
 
-    from fedlens.engines import worker, workers
+    from fedlens.engines import fork_server
 
     class Forked(subprocess.Popen):
         def __init__(self, command, pass_fds, **_):
@@ -138,7 +138,7 @@ def forked_workers() -> None:
                 os.closerange(pipe + 1, 4096)
                 sys.argv = command[2:]
                 with contextlib.suppress(BaseException):
-                    worker.main()
+                    fork_server.main()
                 os._exit(0)
             self.pid = child
 
@@ -148,7 +148,7 @@ def forked_workers() -> None:
         def __getattr__(self, name):
             return getattr(subprocess, name)
 
-    workers.subprocess = Processes()
+    fork_server.subprocess = Processes()
 
 
 def one_command_line() -> None:

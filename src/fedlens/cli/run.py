@@ -24,6 +24,7 @@ from .format import (
     split_words,
 )
 from .runs import Tags
+from .startup import importing, start_workers_early
 
 _MEASURES = "Rank by accuracy, loss, balanced_accuracy, auroc, ece, or of a class, as sensitivity/ill."
 By = Annotated[str, typer.Option(metavar="MEASURE", help=_MEASURES)]
@@ -42,13 +43,15 @@ def run(
 
     Every field of the configuration is a key: data=cifar10 partition.alpha=0.1 algorithm=scaffold rounds=50 ...
     """
-    from .. import config
-    from ..runs.labels import checked
-    from ..simulate import run as simulate
-
     if keys:
         _print_keys(words or [], json)
         return
+    start_workers_early(words or [])
+    with importing():
+        from .. import config
+        from ..runs.labels import checked
+        from ..simulate import progress  # noqa: F401
+        from ..simulate import run as simulate
     experiment, tags = config.read(*split_words(words)), checked(tag or ())
     _closing(_watched(json, lambda watcher: simulate.run(experiment, watcher=watcher, tags=tags)), json)
 
@@ -81,8 +84,10 @@ def resume(
     json: Json = False,
 ) -> None:
     """Go on after a crash: on a CPU to the same bits, on a GPU to rounding."""
-    from ..simulate import resume as again
-
+    start_workers_early(words or [])
+    with importing():
+        from ..simulate import progress  # noqa: F401
+        from ..simulate import resume as again
     _closing(_watched(json, lambda watcher: again.resume(run, tuple(words or ()), watcher=watcher)), json)
 
 

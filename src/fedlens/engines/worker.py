@@ -1,19 +1,14 @@
-"""The process side of `workers`: answers messages with the sequential engine.
-
-Started as `python -m fedlens.engines.worker FILE_DESCRIPTOR PARENT`.
-"""
+"""The process side of `workers`: answers messages with the sequential engine."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import os
 import pickle
-import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -77,38 +72,33 @@ class Worker:
 
 
 def serve(connection: Connection) -> None:
-    order, worker = connection.recv_bytes(), None
+    sys.path += [place for place in connection.recv() if place not in sys.path]
+    # At once: the parent has other things to do before its first message.
+    failure, worker = _tried(partial(_built, connection.recv_bytes()))
     while True:
         try:
             verb, *arguments = connection.recv()
         except EOFError:
             return
-        try:
-            worker = worker or Worker(*pickle.loads(order))
-            answer = None, getattr(worker, verb)(*arguments)
-        except (BadInput, ClientFailed, OSError, MemoryError) as error:
-            answer = error, None
-        except Exception:
-            answer = RunFailed(f"a worker failed:\n{traceback.format_exc()}"), None
-        connection.send(answer)
+        connection.send((failure, None) if failure else _tried(partial(getattr(worker, verb), *arguments)))
 
 
-def _die_with(parent: int) -> None:
-    """On Linux, ask to be killed with the parent: an orphan must not go on writing memories."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-        if os.getppid() != parent:
-            sys.exit(1)
+def _built(order: bytes) -> Worker:
+    return Worker(*pickle.loads(order))
 
 
-def main() -> None:
-    _die_with(int(sys.argv[2]))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+def _tried(work: Callable[[], Any]) -> tuple[Exception | None, Any]:
+    """(why it failed, what it returned)"""
+    try:
+        return None, work()
+    except (BadInput, ClientFailed, OSError, MemoryError) as error:
+        return error, None
+    except Exception:
+        return RunFailed(f"a worker failed:\n{traceback.format_exc()}"), None
+
+
+def main(descriptor: int) -> None:
     torch.set_num_threads(1)
     keep_freed_memory()
-    with Connection(int(sys.argv[1])) as connection, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+    with Connection(descriptor) as connection, contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         serve(connection)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,17 +1,15 @@
 """Persistent processes, one intra-op thread each. A worker owns clients `i % workers`: their data and memories.
 
-A process is started as `python -m fedlens.engines.worker`, so that a user's script is never imported again, and talks
-over a pipe; trees go through shared memory. Results do not depend on the number of workers: nothing random
+Processes are forks of a server of their own, so that a user's script is never imported again, and talk over a pipe;
+trees go through shared memory. Results do not depend on the number of workers: nothing random
 is shared, every client is trained by the code of `Sequential`, and replies are sorted by client.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import pickle
 import signal
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,6 +24,7 @@ from ..core.errors import BadInput, RunFailed
 from ..core.files import Seal
 from ..core.memories import Version
 from ..core.tree import Tree
+from .fork_server import FORKS, ForkServer, take
 from .shared_memory import Reader, Writer
 from .worker import Build, Storage
 
@@ -40,24 +39,25 @@ class Workers:
         self._writer, self._readers = Writer(), [Reader(sole=True) for _ in range(workers)]
         self._shared: tuple[Tree, Any] | None = None
         self._shared_writer = Writer()
-        self._processes: list[subprocess.Popen] = []
+        self._servers: list[ForkServer] = []
+        self._places: list[tuple[ForkServer, int]] = []  # of each worker
         self._connections: list[Connection] = []
+        module = getattr(build, "func", build).__module__
         for index in range(workers):
+            if not self._servers or not FORKS:
+                self._servers.append(take(*(() if module == "__main__" else (module,))))
             self._start(index, build, storage or Storage())
 
     def _start(self, index: int, build: Build, storage: Storage) -> None:
         mine, theirs = Pipe()
-        # One thread from the start: threads of idle OpenMP pools would fight over the cores.
-        threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        environment = {**os.environ, **threads, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        command = [sys.executable, "-m", "fedlens.engines.worker", str(theirs.fileno()), str(os.getpid())]
-        # A group of their own: Ctrl-C in a terminal is for the parent, even while they still import.
-        process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, process_group=0)
-        self._processes.append(process)
+        server = self._servers[-1]
+        self._places.append((server, server.fork(theirs.fileno())))
         self._connections.append(mine)
         theirs.close()
         try:
-            mine.send_bytes(pickle.dumps((build, storage, index, self.workers)))
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the first message finds that it ended
+                mine.send([place for place in sys.path if place])
+                mine.send_bytes(pickle.dumps((build, storage, index, self.workers)))
         except (AttributeError, pickle.PicklingError) as error:
             self.close()
             raise BadInput(f"worker processes cannot import what they need ({error}); use engine=sequential") from None
@@ -97,14 +97,11 @@ class Workers:
         return {version: seal for written in self._all("save") for version, seal in written.items()}
 
     def close(self) -> None:
-        for index, process in enumerate(self._processes):
+        for connection in self._connections:
             with contextlib.suppress(OSError):
-                self._connections[index].close()  # a worker ends when nobody listens
-            try:
-                process.wait(5)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+                connection.close()  # a worker ends when nobody listens
+        for server in self._servers:
+            server.close()
 
     # ---- talking ----
     def _shared_layout(self, shared: Tree) -> Any:
@@ -139,7 +136,8 @@ class Workers:
         return answer
 
     def _death(self, index: int) -> RunFailed:
-        code = self._processes[index].wait(5)
+        server, place = self._places[index]
+        code = server.end_of(place)
         cause = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         hint = "; the machine may be out of memory" if code == -signal.SIGKILL else ""
         return RunFailed(f"worker {index} ended unexpectedly ({cause}){hint}")

@@ -22,6 +22,7 @@ from ..core.phases import heard_by
 from ..core.run import run as run_rounds
 from ..core.tree import Tree
 from ..data import Images, Split
+from ..engines.fork_server import discard_early
 from ..engines.lanes import Lanes
 from ..engines.process import keep_freed_memory, matmuls, threads
 from ..engines.sequential import Sequential
@@ -246,6 +247,7 @@ def _engine(experiment: Experiment, net, federation, folder: RunFolder, start: C
     storage = Storage(folder.memories, limit, start.round, start.versions)
     if where.engine == "workers":
         return Workers(partial(build, experiment), _sizes(federation), where.workers, storage)
+    discard_early()
     if where.engine == "ray":
         from ..engines.ray import RayActors
 

@@ -1,0 +1,43 @@
+"""What shortens the way to the first round: imports in two processes at once, and none that looks for garbage."""
+
+from __future__ import annotations
+
+import gc
+import glob
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from ..engines import fork_server
+
+_GPUS = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/dxg")  # of NVIDIA, of AMD, of either under Windows
+
+
+def start_workers_early(words: Sequence[str]) -> None:
+    """Let worker processes import what they need while this one does, where the run will most likely have some."""
+    if _likely_workers(words):
+        fork_server.start_early("fedlens.experiment")
+
+
+def _likely_workers(words: Sequence[str]) -> bool:
+    """By what can be known without importing anything; where it is wrong, a process has started in vain."""
+    asked = dict(word.split("=", 1) for word in words if "=" in word)
+    engine, device = asked.get("engine", "auto"), asked.get("device", "auto")
+    if os.name != "posix" or engine not in ("auto", "workers") or device not in ("auto", "cpu"):
+        return False
+    if engine == "workers":
+        return True
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    several = cores > 1 and asked.get("workers") != "1" and asked.get("cohort") != "1"
+    return several and (device == "cpu" or not any(map(glob.glob, _GPUS)))
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """For the imports of a command: modules stay, so that nobody looks through them for garbage, then or later."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
