@@ -1,4 +1,11 @@
+import math
+import subprocess
+import sys
+
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import pytest
 
 from fedlens.core.errors import BadInput
 from fedlens.runs import tables
@@ -133,3 +140,68 @@ def test_a_flipped_bit_of_a_part_changes_no_row(tmp_path):
         except BadInput:
             noticed += 1
     assert noticed > len(pages) // 2
+
+
+MEASURED = [
+    (1, None, "pooled test", "global", "examples", "accuracy", 0.5),
+    (1, 3, "client test", "personal after", "examples", "accuracy", -0.0),
+    (2, None, "pooled test", "global", "examples", "loss", math.nan),
+    (2, 0, "Prüfung", "", "clients", "accuracy", math.inf),
+    (3, None, "validation", "global", "examples", "loss", None),
+]
+
+
+def measured() -> pa.Table:
+    """As pyarrow makes it."""
+    kinds = zip(zip(*MEASURED, strict=True), tables.METRICS, strict=True)
+    return pa.table([pa.array(values, each.type) for values, each in kinds], tables.METRICS)
+
+
+def test_columns_are_those_of_pyarrow():
+    for values, expected in zip(zip(*MEASURED, strict=True), measured().columns, strict=True):
+        found = tables._column(values, expected.type)
+        found.validate(full=True)
+        assert found.type == expected.type and str(found.to_pylist()) == str(expected.to_pylist())
+        assert found.null_count == expected.null_count
+    assert tables.empty(tables.METRICS).equals(tables.METRICS.empty_table())
+
+
+def test_the_seal_is_what_it_was_with_numpy_of_pyarrow():
+    """A run from before goes on: the checksums in its checkpoints hold."""
+    rows, digest = tables.Digest(measured()).seal()
+    assert (rows, digest[:16]) == (5, "f870af8d801da2e8")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        ({"metric": "loss"}, pc.field("metric") == "loss"),
+        ({"of_clients": False}, pc.field("client").is_null()),
+        (
+            {"of_clients": True, "metric": "accuracy"},
+            pc.field("client").is_valid() & (pc.field("metric") == "accuracy"),
+        ),
+        ({"client": 3}, pc.field("client") == 3),
+        ({"round": 2, "model": "global"}, (pc.field("round") == 2) & (pc.field("model") == "global")),
+        ({"model": "nobody's"}, pc.field("model") == "nobody's"),
+    ],
+)
+def test_rows_that_are_wanted(wanted, expected):
+    found = tables.where(measured(), **wanted).to_pylist()
+    assert str(found) == str(measured().filter(expected).to_pylist())
+
+
+def test_nobody_waits_for_pandas(tmp_path):
+    """pyarrow imports it to look at values; a run need not."""
+    code = f"""
+import sys, pathlib
+from fedlens.runs import tables
+table = tables.GrowingTable(pathlib.Path({str(tmp_path)!r}), tables.METRICS)
+table.cut(0)
+table.add([(1, None, "pooled test", "global", "examples", "accuracy", 0.5)])
+table.flush(), table.seal(), table.merge()
+print(tables.where(tables.read(table.folder, tables.METRICS), metric="accuracy")["value"].to_pylist())
+print("pandas" in sys.modules)
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert found.stdout == "[0.5]\nFalse\n", found.stderr

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ..core.format import percent
 from ..core.measures import BY_CLASS, MEASURES, best_round
 from .rounds import Rounds
+from .tables import where
 
 MOST = 10  # evaluations at most that a closing mean is over, where nobody asked for a number
 PERSONAL = ("fine-tuned", "personal after", "personal before")  # models of single clients, the best trained first
@@ -19,7 +19,7 @@ POOLED = "examples"  # the weighting of a number over all test images, whoever o
 
 def validated(metrics: pa.Table, watch: str) -> dict[int, float]:
     """Round -> what decides which round is best, on validation images."""
-    rows = metrics.filter((pc.field("split") == "validation") & (pc.field("metric") == watch))
+    rows = where(metrics, split="validation", metric=watch)
     return dict(zip(rows["round"].to_pylist(), rows["value"].to_pylist(), strict=True))
 
 
@@ -29,8 +29,7 @@ def best_of(metrics: pa.Table, watch: str, counts: Rounds) -> dict[str, float] |
     if (best := best_round(watch, values)) is None:
         return None
     found = {"round": best, "training_round": counts.trained(best), f"validation_{watch}": values[best]}
-    here = pc.field("round") == best
-    test = metrics.filter(here & (pc.field("model") == "global") & (pc.field("split") == "pooled test"))
+    test = where(metrics, round=best, model="global", split="pooled test")
     at = dict(zip(test["metric"].to_pylist(), test["value"].to_pylist(), strict=True))
     return found | {name: at[name] for name in MEASURES if name in at}
 
@@ -94,8 +93,8 @@ def best_line(best: Mapping[str, float]) -> str:
 
 def confusion(metrics: pa.Table, model: str, classes: int, client: int | None = None) -> list[list[int]] | None:
     """[truth][prediction] counts over all test images, or a client's, at the last evaluation; None: there was none."""
-    whose = pc.field("client").is_null() if client is None else pc.field("client") == client
-    table = metrics.filter(whose & (pc.field("model") == model))
+    whose = where(metrics, of_clients=False) if client is None else where(metrics, client=client)
+    table = where(whose, model=model)
     rows = [row for row in table.to_pylist() if row["metric"].startswith("confusion/")]
     if not rows:
         return None

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 import yaml
 
@@ -24,6 +23,7 @@ from ..experiment import Experiment
 from .folder import RunFolder
 from .measures import PERSONAL, best_of, closing, closing_mean
 from .rounds import Rounds
+from .tables import where
 
 POINTS = 400  # of a curve at most, clients of a chart at most: more cannot be seen, and make a page heavy
 # What damaged files raise.
@@ -182,7 +182,7 @@ class StoredRun:
 
     def per_round(self, metric: str) -> dict[int, float]:
         """What is measured once a round, such as seconds."""
-        rows = self.metrics.filter(pc.field("metric") == metric)
+        rows = where(self.metrics, metric=metric)
         return dict(zip(rows["round"].to_pylist(), rows["value"].to_pylist(), strict=True))
 
     def total(self, metric: str) -> float | None:
@@ -227,7 +227,7 @@ def damage_of(path: Path) -> Iterator[None]:
 # ---- tables ----------------------------------------------------------------------------------------------------------
 def points(metrics: pa.Table) -> dict[str, dict[int, list[float | None]]]:
     """Model -> round -> [accuracy, loss]: of the global model, or means over clients."""
-    table = metrics.filter(pc.field("client").is_null())
+    table = where(metrics, of_clients=False)
     found: dict[str, dict[int, list[float | None]]] = {}
     for round, model, metric, value in columns(table, "round", "model", "metric", "value"):
         if model and metric in _METRICS:
@@ -294,7 +294,7 @@ def thinned(values: Sequence[Any], most: int = POINTS) -> list[Any]:
 # ---- clients ---------------------------------------------------------------------------------------------------------
 def client_accuracies(metrics: pa.Table) -> dict[str, dict[int, float]]:
     """Model -> accuracy of each client with it on its own test images, at the last evaluation; best trained first."""
-    rows = metrics.filter(pc.field("client").is_valid() & (pc.field("metric") == "accuracy"))
+    rows = where(metrics, of_clients=True, metric="accuracy")
     found: dict[str, dict[int, float]] = {}
     for model, client, value in columns(rows, "model", "client", "value"):
         found.setdefault(model, {})[client] = value
@@ -433,7 +433,7 @@ def summary(folder: RunFolder, experiment: Experiment) -> Result:
 
 def evaluations(metrics: pa.Table, metric: str, counts: Rounds) -> dict[int, tuple[int, float]]:
     """{round of training: (round of the run, value)} of the global model, each model once."""
-    table = metrics.filter((pc.field("model") == "global") & (pc.field("metric") == metric))
+    table = where(metrics, model="global", metric=metric)
     return counts.counted(dict(columns(table, "round", "value")))
 
 

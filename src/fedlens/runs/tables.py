@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -60,7 +61,7 @@ class GrowingTable:
         if not self._waiting:
             return
         columns = zip(*self._waiting, strict=True)
-        table = pa.table([pa.array(c, f.type) for c, f in zip(columns, self.schema, strict=True)], self.schema)
+        table = pa.table([_column(c, f.type) for c, f in zip(columns, self.schema, strict=True)], self.schema)
         self._so_far().add(table)
         self._copy_more(self._write(table)[1])
         self._waiting = []
@@ -146,6 +147,41 @@ class GrowingTable:
             write_atomic(self.copy, _RECORD + sealed(data))
 
 
+# ---- without pandas, which pyarrow imports to look at the first value that it is given: a third of a second ----
+_NUMPY = {pa.int32(): np.int32, pa.int64(): np.int64, pa.float64(): np.float64}
+
+
+def _column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """As pa.array makes it, of numbers or texts or None."""
+    known = np.array([value is not None for value in values], bool)
+    valid = None if known.all() else pa.py_buffer(np.packbits(known, bitorder="little").tobytes())
+    if pa.types.is_string(kind):
+        texts = [(value or "").encode() for value in values]
+        ends = np.cumsum([0, *map(len, texts)], dtype=np.int32)
+        buffers = [pa.py_buffer(ends.tobytes()), pa.py_buffer(b"".join(texts))]
+    else:
+        numbers = np.array([0 if value is None else value for value in values], _NUMPY[kind])
+        buffers = [pa.py_buffer(numbers.tobytes())]
+    return pa.Array.from_buffers(kind, len(values), [valid, *buffers])
+
+
+def empty(schema: pa.Schema) -> pa.Table:
+    return pa.table([_column((), each.type) for each in schema], schema)
+
+
+def where(table: pa.Table, *, of_clients: bool | None = None, **wanted: Any) -> pa.Table:
+    """The rows with these values; those of single clients alone, or all but those."""
+    import pyarrow.compute as pc  # only whoever reads needs it
+
+    if of_clients is not None:
+        client = table["client"]
+        table = table.filter(client.is_valid() if of_clients else client.is_null())
+    for name, value in wanted.items():
+        kind = table.schema.field(name).type
+        table = table.filter(pc.is_in(table[name], value_set=_column([value], kind)))
+    return table
+
+
 def _encoded(table: pa.Table) -> bytes:
     """As a Parquet file, whose pages have checksums."""
     sink = pa.BufferOutputStream()
@@ -168,7 +204,8 @@ class Digest:
                 digest.update("".join(f"{text}\0" for text in column.to_pylist()).encode())
             else:
                 nothing = float("nan") if pa.types.is_floating(column.type) else -1
-                digest.update(column.fill_null(nothing).to_numpy().tobytes())
+                values = [nothing if value is None else value for value in column.to_pylist()]
+                digest.update(np.array(values, _NUMPY[column.type]).tobytes())
 
     def seal(self) -> Seal:
         return self.rows, hashlib.sha256(b"".join(each.digest() for each in self._columns)).hexdigest()
@@ -194,7 +231,7 @@ def until(folder: Path, schema: pa.Schema, round: int) -> pa.Table:
 def recovered(folder: Path, copy: Path, schema: pa.Schema, round: int, expected: Seal) -> tuple[pa.Table, list[int]]:
     """(the rows up to this round from whole parts and the copy, rounds of which rows are lost)."""
     parts, copied = dict(_readable_parts(folder, schema, round)), dict(_records(copy, schema))
-    best = schema.empty_table()
+    best = empty(schema)
     for known in (copied, parts | copied, copied | parts):
         table = _until(_joined(known, schema), round)
         if Digest(table).seal() == expected:
@@ -227,7 +264,7 @@ def _joined(known: dict[tuple[int, int], pa.Table], schema: pa.Schema) -> pa.Tab
     """Rows by their rounds, those of spans that lie within another left out."""
     inner = {a for a in known for b in known if a != b and b[0] <= a[0] and a[1] <= b[1]}
     chosen = [known[each] for each in sorted(known) if each not in inner]
-    return pa.concat_tables(chosen) if chosen else schema.empty_table()
+    return pa.concat_tables(chosen) if chosen else empty(schema)
 
 
 def read(folder: Path, schema: pa.Schema) -> pa.Table:
@@ -244,7 +281,7 @@ def parts(folder: Path, after: int = 0) -> list[Path]:
 
 
 def _read(parts: list[Path], schema: pa.Schema) -> pa.Table:
-    return pa.concat_tables([read_part(part, schema) for part in parts]) if parts else schema.empty_table()
+    return pa.concat_tables([read_part(part, schema) for part in parts]) if parts else empty(schema)
 
 
 def read_part(part: Path, schema: pa.Schema) -> pa.Table:

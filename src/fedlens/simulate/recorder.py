@@ -42,7 +42,7 @@ from ..runs.folder import RunFolder
 from ..runs.measures import validated
 from ..runs.read import Result, summary, summary_statistics
 from ..runs.rounds import Rounds, stage_names
-from ..runs.tables import METRICS, GrowingTable, read
+from ..runs.tables import METRICS, GrowingTable, empty, read
 from ..runs.transcript import Recording
 
 _COUNTS = 20_000  # of clients' confusions that a round's table takes at most; with more, they are left out
@@ -255,7 +255,7 @@ class Evaluations:
         self.counts = Rounds.of(experiment.timetable())
         self.newest: tuple[float, float] | None = None  # accuracy and loss of the global model
         self.detailed = experiment.evaluate.measures == "all"
-        known = read(metrics.folder, metrics.schema) if experiment.evaluate.validation else METRICS.empty_table()
+        known = read(metrics.folder, metrics.schema) if experiment.evaluate.validation else empty(METRICS)
         self.watched = validated(known, experiment.evaluate.watch)  # round -> what decides which round is best
 
     @property
