@@ -6,7 +6,7 @@ import json
 import textwrap
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from importlib import resources
 from pathlib import Path
@@ -74,6 +74,14 @@ def pyplot() -> Any:
     return plt
 
 
+def import_matplotlib() -> None:
+    """What drawing a picture needs, ahead of time; whoever draws says what is missing."""
+    with suppress(ImportError):
+        import matplotlib.backends.backend_agg
+        import matplotlib.pyplot  # noqa: F401
+        import PIL.PngImagePlugin  # noqa: F401
+
+
 def name_ticks(axis: Any, names: Sequence[str], fontsize: float, places: Sequence[int] | None = None) -> None:
     """Names below an axis, at `places` or 0, 1, ...; words, which need more room than numbers, slant."""
     turned = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if max(map(len, names), default=0) > 4 else {}
@@ -129,7 +137,9 @@ def save(figure: Any, path: Path, *, whole: bool = False, metadata: Mapping[str,
     if text := _STAMP.get():
         _stamp(figure, text)
     figure.draw_without_rendering()
-    figure.set_layout_engine("none")  # laid out and measured once: doing it for each kind takes longer than drawing
+    # Laid out and measured once: doing it for each kind takes longer than drawing. "none" would leave an engine that
+    # does nothing, for which matplotlib draws everything twice.
+    figure.set_layout_engine(None)
     room = figure.get_tightbbox().padded(0.1)
     with matplotlib.rc_context(_SETTINGS):
         for kind, about in metadata.items():

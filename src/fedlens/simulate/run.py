@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from threading import Thread
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from .. import config
 from ..core.batches import Dataset, Federation
 from ..core.check import Check
 from ..core.dry_run import Rehearsal
-from ..core.engine import Engine
+from ..core.engine import Engine, OnProgress
 from ..core.errors import BadInput
 from ..core.ledger import Ledger
 from ..core.memories import GIB, Memories
@@ -31,6 +32,7 @@ from ..engines.worker import Storage
 from ..engines.workers import Workers
 from ..experiment import Experiment, build, to_device
 from ..experiment import devices as all_devices
+from ..plots.style import import_matplotlib
 from ..robust.attacks import Backdoor, Hostile
 from ..robust.faults import Faulty
 from ..runs.checkpoints import Checkpoint
@@ -140,6 +142,8 @@ def carry_on(
         net, federation = net.to(experiment.execution.device), to_device(experiment, federation)
         made = engine = _engine(experiment, net, federation, folder, start)
         engine.heard = watcher.clients
+        if experiment.execution.picture and isinstance(made, Workers):
+            engine.heard = _preparing_to_draw(watcher.clients)
         timed = Timed(engine, experiment.execution.device)
         engine, attack, devices = timed, experiment.attack, experiment.execution.devices
         if attack is not None and attack.forges:
@@ -198,6 +202,20 @@ def session(
                 check=check,
             )
     return recorder.conclude()
+
+
+def _preparing_to_draw(heard: OnProgress) -> OnProgress:
+    """The same; and in the second round, when others train, this process imports what the picture at the end needs."""
+    rounds = 0
+
+    def told(answered: int, asked: int) -> None:
+        nonlocal rounds
+        heard(answered, asked)
+        rounds += answered == 1
+        if rounds == 2 and answered == 1:
+            Thread(target=import_matplotlib, daemon=True).start()
+
+    return told
 
 
 @contextmanager
