@@ -4,13 +4,15 @@
     python benchmarks/startup.py --repeats 1 rounds=2 model=mlp
 
 Each start is the command itself in a process of its own. Training is what a run says its rounds took, evaluations and
-checkpoints in; overhead is all else, from the command to the prompt. The disk's cache is warm: one start goes before.
+checkpoints in; overhead is all else, from the command to the prompt. The disk's cache is warm, and modules are compiled
+(PYTHONDONTWRITEBYTECODE would compile them at each start): one start goes before.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -24,8 +26,10 @@ def started(words: list[str]) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         command = [sys.executable, "-u", "-m", "fedlens", "run", *words, f"out={out}"]
+        environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         began, rounds = time.perf_counter(), []
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        with subprocess.Popen(command, env=environment, **pipes) as process:
             assert process.stdout
             said = []
             for line in process.stdout:
