@@ -15,6 +15,7 @@ from . import analyse, describe, explain, export, league, methods, papers, run, 
 from .data import data
 from .deploy import deploy
 from .errors import Explained, explain_error, notes
+from .startup import end_at_once, with_code
 
 typer.core.HAS_RICH = False  # help is plain text: brackets escaped for rich would show as \[default: 1]
 
@@ -111,6 +112,7 @@ for _commands in _GROUPS.values():
 
 def main() -> None:
     """One clear sentence for everything that can go wrong; the exit code says whose turn it is."""
+    end_at_once()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(
             stream, io.TextIOWrapper
@@ -121,7 +123,7 @@ def main() -> None:
     except BrokenPipeError:  # whoever read it, such as head, has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 141
-    sys.exit(code)
+    sys.exit(with_code(code))
 
 
 def _guarded() -> int:

@@ -1,12 +1,15 @@
-"""What shortens the way to the first round: imports in two processes at once, and none that looks for garbage."""
+"""What shortens the way to the first round, and from the last to the prompt."""
 
 from __future__ import annotations
 
+import atexit
 import gc
 import glob
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from ..engines import fork_server
 
@@ -41,3 +44,34 @@ def importing() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+_ended: list[int] = []  # the exit code of the command
+
+
+def end_at_once() -> None:
+    """After all that others do at the end, do not take torch apart object by object: the process is over anyway.
+
+    Call it first: what is registered first runs last. It changes nothing where `fedlens` is not the program itself.
+    """
+    program = sys.modules["__main__"]
+    spec = getattr(program, "__spec__", None)
+    if spec.name == "fedlens.__main__" if spec else Path(getattr(program, "__file__", "")).stem == "fedlens":
+        atexit.register(_end)
+
+
+def with_code(code: int) -> int:
+    """The same; the process will end with it."""
+    _ended.append(code)
+    return code
+
+
+def _end() -> None:
+    if not _ended:
+        return
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:  # Python tries again, and says so
+        return
+    os._exit(_ended[-1])
