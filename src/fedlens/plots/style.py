@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from importlib import resources
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from . import paper
@@ -63,22 +64,29 @@ def dash_of(method: str) -> Any:
     return (0, dashes) if dashes else "-"
 
 
+_IMPORTING = Lock()  # two threads that import parts of matplotlib could meet halves of modules
+
+
 def pyplot() -> Any:
     """matplotlib without a screen, in our style."""
-    import matplotlib
+    with _IMPORTING:
+        import matplotlib
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
 
     plt.rcParams.update(_SETTINGS)
     return plt
 
 
 def import_matplotlib() -> None:
-    """What drawing a picture needs, ahead of time; whoever draws says what is missing."""
-    with suppress(ImportError):
+    """Most of what drawing needs, ahead of time, in a thread; whoever draws says what is missing.
+
+    Not pyplot: whoever chooses a backend meanwhile must not meet the half of it.
+    """
+    with _IMPORTING, suppress(ImportError):
         import matplotlib.backends.backend_agg
-        import matplotlib.pyplot  # noqa: F401
+        import matplotlib.figure  # noqa: F401
         import PIL.PngImagePlugin  # noqa: F401
 
 
