@@ -50,6 +50,12 @@ class OnHost:
         return replace(self, device=torch.empty(0, device=device).device)  # with its number, as tensors say it
 
 
+def gathered(stored: Tensor | OnHost, index: Tensor) -> Tensor:
+    """stored[index]; on a CPU by whole rows, where indexing copies byte after byte."""
+    whole = isinstance(stored, Tensor) and stored.device.type == "cpu" and index.dim() == 1
+    return torch.index_select(stored, 0, index) if whole else stored[index]
+
+
 @dataclass(frozen=True)
 class Dataset:
     """`prepare(x, key)` turns stored examples into network input; `key` is None when nothing may be random.
@@ -66,8 +72,8 @@ class Dataset:
 
     def batch(self, index: Tensor, weight: Tensor, seed: Tensor, augment: bool = True) -> Tree:
         """What a step sees of the data; all of its randomness is in `key`. Images that are not augmented stay still."""
-        x = self.prepare(self.x[index], seed if augment else None)
-        return Tree(x=x, y=self.y[index], weight=weight.to(x), key=seed)
+        x = self.prepare(gathered(self.x, index), seed if augment else None)
+        return Tree(x=x, y=gathered(self.y, index), weight=weight.to(x), key=seed)
 
 
 @dataclass(frozen=True)
@@ -83,11 +89,11 @@ class Shard:
     @property
     def x(self) -> Tensor:
         """Network input, nothing random about it."""
-        return self.whole.prepare(self.whole.x[self.index], None)
+        return self.whole.prepare(gathered(self.whole.x, self.index), None)
 
     @property
     def y(self) -> Tensor:
-        return self.whole.y[self.index]
+        return gathered(self.whole.y, self.index)
 
     def chunks(self, size: int) -> list[Shard]:
         """The same examples in pieces that fit in memory."""

@@ -61,6 +61,7 @@ class Network:
         self.norms = [(n, m) for n, m in self.module.named_modules() if isinstance(m, _BatchNorm)]
         every = dict(self.module.named_parameters(remove_duplicate=False))
         self._tied = len(every) > len(dict(self.module.named_parameters()))
+        self._places = {f"module.{name}": _place(self.module, name) for part in initial.values() for name in part}
         self._mode: object = None
         self._others: dict[Precision, Network] = {precision: self}
         products = self.names_of(nn.Conv2d, nn.Linear)
@@ -157,9 +158,24 @@ class Network:
             named.update(_halved({name: named[name] for name in self._halved}))
         # What is compiled must not be watched: it would be left out by taps and rewritten rules.
         compiled = self.compile and (train or in_step) and not torch._C._len_torch_function_stack()
-        run = _compiled() if compiled else functional_call
         with torch.autocast(device, torch.bfloat16, enabled=self.precision == "bf16"):
-            return run(self._under, named, (f, *inputs), tie_weights=self._tied)
+            if compiled or self._tied:
+                run = _compiled() if compiled else functional_call
+                return run(self._under, named, (f, *inputs), tie_weights=self._tied)
+            with self._swapped(named):
+                return f(self.module, *inputs)
+
+    @contextmanager
+    def _swapped(self, named: dict[str, Tensor]) -> Iterator[None]:
+        """The module under these weights, as functional_call does it; which looks for their places at each step."""
+        before = [(where, name, where[name]) for where, name in map(self._places.__getitem__, named)]
+        try:
+            for (where, name, _), value in zip(before, named.values(), strict=True):
+                where[name] = value
+            yield
+        finally:
+            for where, name, value in before:
+                where[name] = value
 
     def laid_out(self, x: Tensor) -> Tensor:
         """The same images as passes want them in memory: made once, they serve several passes."""
@@ -221,6 +237,13 @@ class Network:
         finally:
             for handle in handles:
                 handle.remove()
+
+
+def _place(module: nn.Module, path: str) -> tuple[dict[str, Any], str]:
+    """Where a module keeps this weight: (the parameters or buffers of its owner, its name there)."""
+    above, _, name = path.rpartition(".")
+    owner: Any = module.get_submodule(above)
+    return (owner._parameters if name in owner._parameters else owner._buffers), name
 
 
 def _side_by_side(x: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from ..core.network import Network
 from ..core.tree import Tree
 from .process import keep_freed_memory
 from .sequential import Sequential
-from .shared_memory import Reader, Writer
+from .shared_memory import Layout, Reader, Writer
 
 Build = Callable[[], tuple[Network, Federation]]
 
@@ -48,7 +48,9 @@ class Worker:
         memories = Memories(storage.folder, storage.limit, storage.round, storage.versions)
         self.engine = Sequential(net, federation, memories=memories)
         self.pieces = self.engine.pieces()[index::count]
-        self.reader, self.shared_reader, self.writer = Reader(), Reader(), Writer()
+        self.reader, self.shared_reader = Reader(), Reader()
+        # Two in turn: the parent reads one upload while the next client is trained.
+        self.writers, self.sent = (Writer(), Writer()), 0
         self.job: Any = None
         self.shared = Tree()
 
@@ -59,8 +61,10 @@ class Worker:
         self.job = replace(job, download=self.reader.get(download), shared=self.shared)
         return self.engine.remembers(self.job)
 
-    def train(self, client: int) -> Any:
-        return self.writer.put(self.engine.train(self.job, client).upload)
+    def train(self, client: int) -> tuple[int, Layout]:
+        """(which of two places, where in it) the upload lies."""
+        self.sent += 1
+        return self.sent % 2, self.writers[self.sent % 2].put(self.engine.train(self.job, client).upload)
 
     def measure(self, weights: Any, detailed: bool) -> list[dict[str, Any]]:
         tree = self.reader.get(weights)

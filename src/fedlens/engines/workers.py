@@ -36,7 +36,8 @@ class Workers:
         """`build` makes network and federation in each process; `sizes` are the clients' numbers of examples."""
         self.population, self.sizes, self.workers = len(sizes), sizes, workers
         self.heard: OnProgress = ignore
-        self._writer, self._readers = Writer(), [Reader(sole=True) for _ in range(workers)]
+        self._writer = Writer()
+        self._readers = [(Reader(sole=True), Reader(sole=True)) for _ in range(workers)]
         self._shared: tuple[Tree, Any] | None = None
         self._shared_writer = Writer()
         self._servers: list[ForkServer] = []
@@ -72,20 +73,24 @@ class Workers:
         waiting = sorted(cohort, key=lambda i: (-self.sizes[i], i))
         busy: dict[int, int] = {}
         replies: list[Reply] = []
-        while waiting or busy:
-            for index in set(range(self.workers)) - busy.keys():
-                # A client whose memory matters stays with its owner; without memories anyone may take anyone.
-                mine = (i for i in waiting if i % self.workers == index or not remembers)
-                if (client := next(mine, None)) is not None:
-                    waiting.remove(client)
-                    busy[index] = client
-                    self._send(index, "train", client)
+        for index in range(self.workers):
+            self._next_client(index, waiting, busy, remembers)
+        while busy:
             for connection in wait([self._connections[index] for index in busy]):
                 index = self._connections.index(connection)  # pyright: ignore[reportArgumentType]
-                layout = self._receive(index)
-                replies.append(Reply(busy.pop(index), self._readers[index].get(layout)))
+                (place, layout), client = self._receive(index), busy.pop(index)
+                self._next_client(index, waiting, busy, remembers)  # first: it must not wait for us
+                replies.append(Reply(client, self._readers[index][place].get(layout)))
                 self.heard(len(replies), len(cohort))
         return replies
+
+    def _next_client(self, index: int, waiting: list[int], busy: dict[int, int], remembers: bool) -> None:
+        # A client whose memory matters stays with its owner; without memories anyone may take anyone.
+        mine = (i for i in waiting if i % self.workers == index or not remembers)
+        if (client := next(mine, None)) is not None:
+            waiting.remove(client)
+            busy[index] = client
+            self._send(index, "train", client)
 
     def measure(self, weights: Tree, detailed: bool = False) -> list[Tree]:
         shares = self._all("measure", self._writer.put(weights), detailed)
