@@ -52,8 +52,9 @@ class OnHost:
 
 def gathered(stored: Tensor | OnHost, index: Tensor) -> Tensor:
     """stored[index]; on a CPU by whole rows, where indexing copies byte after byte."""
-    whole = isinstance(stored, Tensor) and stored.device.type == "cpu" and index.dim() == 1
-    return torch.index_select(stored, 0, index) if whole else stored[index]
+    if isinstance(stored, Tensor) and stored.device.type == "cpu" and index.dim() == 1:
+        return torch.index_select(stored, 0, index)
+    return stored[index]
 
 
 @dataclass(frozen=True)

@@ -178,7 +178,8 @@ def where(table: pa.Table, *, of_clients: bool | None = None, **wanted: Any) -> 
         table = table.filter(client.is_valid() if of_clients else client.is_null())
     for name, value in wanted.items():
         kind = table.schema.field(name).type
-        table = table.filter(pc.is_in(table[name], value_set=_column([value], kind)))
+        same = pc.is_in(table[name], value_set=_column([value], kind))  # pyright: ignore[reportAttributeAccessIssue]
+        table = table.filter(same)
     return table
 
 
