@@ -94,6 +94,14 @@ def test_a_list_fits_eighty_columns(monkeypatch, capsys):
     ]
     assert sum(names[0] in line and "mnist5k" in line for line in wide) == 1 and "All:" not in wide[0]
     assert not any("tags" in line for line in wide)  # nobody has any
+    one = row | {"run": "runs/mnist5k-scaffold-001", "tags": ["demo", "second"]}
+    monkeypatch.setattr(runs, "run_rows", lambda _: [one])
+    alone = listed(80)
+    assert max(map(len, alone)) <= 80 and alone[1].endswith("with --json: bytes, seed, seconds, began")
+    assert any(
+        line.split() == ["mnist5k-scaffold-001", "scaffold", "mnist5k", "8/8", "86.70", "%", "done", "demo,", "second"]
+        for line in alone
+    )
 
 
 def test_facts_of_a_run_and_heads_of_keys_fit_eighty_columns(monkeypatch, capsys):

@@ -29,6 +29,7 @@ _COLUMNS = (
     "tags",
     "began",
 )
+_SPARED = ("bytes", "seed", "seconds", "began", "round", "data", "method")  # left out in this order where room lacks
 _LARGEST_FIRST = ("accuracy", "bytes", "seconds", "round", "clients", "began")
 
 
@@ -59,8 +60,9 @@ def list_known(
         say_json({"runs": rows})
         return
     if rows:
-        shown, shared = _fitted([_readable(row) for row in rows])
-        print_text(shared) if shared else None
+        shown, said = _fitted([_readable(row) for row in rows], sort)
+        for line in said:
+            print_text(line)
         print_rows(shown)
     for row in rows:
         if row["state"] == "corrupt":
@@ -107,28 +109,36 @@ def _readable(row: dict[str, Any]) -> dict[str, Any]:
     return shown
 
 
-def _fitted(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
-    """The rows in as many columns as a terminal has, and what was taken out of them because all have it.
+def _fitted(rows: list[dict[str, Any]], sort: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """The rows in as many columns as a terminal has, and lines about what was taken out of them.
 
-    An accuracy is never wrapped for a word that every row repeats.
+    First goes what all have, then columns that matter least: no cell is wrapped in the middle of a word or number.
     """
-    room, said = columns() or 80, []
-    rows = [
-        {name: value for name, value in row.items() if name != "tags" or any(r["tags"] for r in rows)} for row in rows
-    ]
+    room, same = columns() or 80, []
+    rows = _without(rows, *(() if any(row["tags"] for row in rows) else ("tags",)))
     for name in ("data", "state", "round", "method", "seed") if len(rows) > 1 else ():
         if needed(rows) > room and len({row[name] for row in rows}) == 1:
-            said.append(f"{name} {rows[0][name]}")
-            rows = [{key: value for key, value in row.items() if key != name} for row in rows]
+            same.append(f"{name} {rows[0][name]}")
+            rows = _without(rows, name)
     if needed(rows) > room:
         day, year = time.strftime("%Y-%m-%d "), time.strftime("%Y-")
         rows = [row | {"began": row["began"].removeprefix(day).removeprefix(year)} for row in rows]
     above = [os.path.dirname(row["run"]) for row in rows]
     above = "" if len({*map(os.path.isabs, above)}) > 1 else os.path.commonpath(above)
     if needed(rows) > room and above:
-        said.append(f"run below {above}/")
+        same.append(f"run below {above}/")
         rows = [row | {"run": row["run"].removeprefix(f"{above}/")} for row in rows]
-    return rows, f"All: {', '.join(said)}" if said else ""
+    spared = []
+    for name in (each for each in _SPARED if each != sort and each in rows[0]):
+        if needed(rows) > room:
+            spared.append(name)
+            rows = _without(rows, name)
+    lines = [f"All: {', '.join(same)}"] if same else []
+    return rows, [*lines, f"Not shown in {room} columns, but with --json: {', '.join(spared)}"] if spared else lines
+
+
+def _without(rows: list[dict[str, Any]], *names: str) -> list[dict[str, Any]]:
+    return [{key: value for key, value in row.items() if key not in names} for row in rows]
 
 
 def show(run: Annotated[str, typer.Argument(help="The run's folder.")], json: Json = False) -> None:
