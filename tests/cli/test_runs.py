@@ -203,6 +203,8 @@ def test_keys_have_types_units_and_defaults():
     assert found["faults.dropout"].unit == "share" and found["transcript"].unit == "MiB"
     assert found["engine"].type == "one of auto, sequential, workers, lanes, ray"
     assert {key.group for key in found.values()} <= GROUPS.keys()
+    assert found["local.schedule"].type == "one of constant, cosine, exponential, staircase"
+    assert found["data"].type == "a name"  # of many: they have a list of their own
     assert type_of(int | None) == "whole number or none" and type_of(tuple[float, ...]) == "a list: number"
     assert (
         unit_of("of the shared images", "number above 0") == ""
@@ -224,6 +226,10 @@ def test_keys_of_one_group(nursery, tmp_path):
     assert "algorithm.mu=0.01  # weight of the proximal term" in ended.out and "evaluate" not in ended.out
     rows = json.loads(nursery("run", "--keys", "policy", "--json", cwd=tmp_path).out)["keys"]
     assert {row["group"] for row in rows} == {"policy"} and all(row["meaning"] and row["type"] for row in rows)
+    one = nursery("run", "--keys", "local.schedule", "fedprox.mu", cwd=tmp_path)
+    assert one.sentence == "--keys 'fedprox.mu' is no group of keys; did you mean 'fedprox'?"
+    one = nursery("run", "--keys", "local.lr", "faults", cwd=tmp_path)
+    assert "local.lr=0.01  #" in one.out and "local.epochs" not in one.out and "faults.dropout=" in one.out
     assert nursery("run", "--keys", "locl", cwd=tmp_path).sentence == (
         "--keys 'locl' is no group of keys; did you mean 'local'?"
     )

@@ -36,6 +36,7 @@ GROUPS = {  # in this order; the rest of an experiment's own fields come first
     "evaluate": "when models are evaluated, and which",
     "execution": "where and how it is computed, and what is kept; results depend on device and precision alone",
 }
+LISTED = ("data", "partition", "model", "algorithm")  # so many names that they have a list of their own
 _UNITS = {"rounds", "epochs", "steps", "seconds", "clients", "images", "pixels", "processes", "features", "units"}
 _UNITS |= {"dimensions", "channels", "heads", "GiB", "MiB", "Mbit/s", "GFLOP/s", "percent", "replies", "layers"}
 _BOUNDS = {Ge: ("ge", "from {}"), Gt: ("gt", "above {}"), Le: ("le", "to {}"), Lt: ("lt", "below {}")}
@@ -78,12 +79,11 @@ def keys_of(experiment: Experiment) -> list[Key]:
     return [row for group in GROUPS for row in rows if row.group == group]
 
 
-def chosen(words: list[str], experiment: Experiment) -> tuple[list[str], Experiment]:
-    """(groups, the experiment that they are shown of): a group's name, or that of one of its parts, such as fedprox."""
-    groups = []
+def chosen(words: list[str], experiment: Experiment) -> list[Key]:
+    """The keys that are asked for: of a group, of a part such as fedprox, or one by its name, as local.lr."""
+    groups, single = [], []
+    parts = _parts()
     for word in words:
-        kinds = {hint: key for key, hint in _hints(Experiment).items()}
-        parts = {name: kinds[kind] for kind, known in config.REGISTRIES.items() if kind in kinds for name in known}
         if word in GROUPS:
             groups.append(word)
         elif (name := word.partition("/")[0].removesuffix("+ft")) in parts:
@@ -91,8 +91,29 @@ def chosen(words: list[str], experiment: Experiment) -> tuple[list[str], Experim
             part = config.resolve(_hints(Experiment)[parts[name]], word, parts[name])
             experiment = dataclasses.replace(experiment, **{parts[name]: part})
         else:
+            single.append(word)
+    rows = keys_of(experiment)
+    for word in single:
+        if not any(_is_within(row.key, word) for row in rows):
             raise BadInput(f"--keys {word!r} is no group of keys; {nearest(word, [*GROUPS, *parts])}")
-    return groups or [*GROUPS], experiment
+    if not words:
+        return rows
+    return [row for row in rows if row.group in groups or any(_is_within(row.key, word) for word in single)]
+
+
+def names_of(key: str) -> list[str]:
+    """What a key of an experiment's parts may be."""
+    return sorted(config.REGISTRIES[_hints(Experiment)[key]])
+
+
+def _is_within(key: str, word: str) -> bool:
+    return key == word or key.startswith(f"{word}.")
+
+
+def _parts() -> dict[str, str]:
+    """{name of a part: the group that it is of}."""
+    kinds = {hint: key for key, hint in _hints(Experiment).items()}
+    return {name: kinds[kind] for kind, known in config.REGISTRIES.items() if kind in kinds for name in known}
 
 
 def _walk(owner: Any, prefix: str, usual: Any, group: str = "") -> Iterator[Key]:
@@ -190,8 +211,11 @@ def type_of(hint: Any, name: str = "") -> str:
         return f"a list: {type_of(inner[0], name)}"
     if hint is str and (name in PATHS or name == "out"):
         return "a file or folder"
+    if hint in config.REGISTRIES:
+        is_listed = hint in (_hints(Experiment)[key] for key in LISTED)
+        return "a name" if is_listed else f"one of {', '.join(sorted(config.REGISTRIES[hint]))}"
     plain = {bool: "true or false", int: "whole number", float: "number", str: "text"}
-    return plain.get(hint) or ("a name" if hint in config.REGISTRIES else getattr(hint, "__name__", "a value"))
+    return plain.get(hint) or getattr(hint, "__name__", "a value")
 
 
 def _literals(hint: Any) -> Iterator[Any]:

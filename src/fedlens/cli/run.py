@@ -34,7 +34,10 @@ def run(
     words: Words = None,
     keys: Annotated[
         bool,
-        typer.Option("--keys", help="Only print keys: all, or those of the groups or parts that are named, as local."),
+        typer.Option(
+            "--keys",
+            help="Only print keys: all, or those of what is named, as local, fedprox or local.lr.",
+        ),
     ] = False,
     tag: Tags = None,
     json: Json = False,
@@ -59,11 +62,10 @@ def run(
 def _print_keys(words: list[str], json: bool) -> None:
     """Keys with their meaning, type, unit and default, by group; the names that the largest parts can have."""
     from .. import config
-    from .keys import GROUPS, chosen, keys_of
+    from .keys import GROUPS, LISTED, chosen, names_of
 
     parts = [word for word in words if not is_setting(word) and not word.endswith((".yaml", ".yml"))]
-    groups, experiment = chosen(parts, config.read(*split_words([word for word in words if word not in parts])))
-    rows = [key for key in keys_of(experiment) if key.group in groups]
+    rows = chosen(parts, config.read(*split_words([word for word in words if word not in parts])))
     if json:
         say_json({"keys": [key._asdict() for key in rows]})
         return
@@ -72,10 +74,9 @@ def _print_keys(words: list[str], json: bool) -> None:
         print_text(f"# {group}: {GROUPS[group]}", "# ")
         for key in (key for key in rows if key.group == group):
             print(*(key.lines(wide, min(32, wide // 3)) if wide else [key.line]), sep="\n")
-    registries = {"data": config.DATASETS, "partition": config.PARTITIONS, "model": config.MODELS}
-    for key, names in {**registries, "algorithm": config.ALGORITHMS}.items():
-        if key in groups:
-            print_text(f"\n{key}= may be {', '.join(sorted(names))}")
+    for key in LISTED:
+        if any(row.key == key for row in rows):
+            print_text(f"\n{key}= may be {', '.join(names_of(key))}")
 
 
 def resume(
