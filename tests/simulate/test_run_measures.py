@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -79,6 +81,17 @@ def test_validation_images_are_nobodys_else():
         assert kept | aside == {*plain.train[client].tolist()} and not kept & aside
         assert len(aside) == round(0.2 * len(plain.train[client]))
         assert not aside & {*federation.test[client].tolist()} and not aside & {*federation.pool.tolist()}
+
+
+def test_no_patient_is_both_in_training_and_in_validation():
+    experiment = read("clients=4", "evaluate.validation=0.2")
+    images, groups = experiment.data.load(), torch.arange(5000) + 5000
+    groups[images.train] = torch.arange(len(images.train)) // 3
+    federation, _ = experiment.federation(replace(images, groups=groups))
+    for client, index in federation.validation.items():
+        kept, aside = (set(groups[part].tolist()) for part in (federation.train[client], index))
+        assert not kept & aside
+        assert abs(len(index) / (len(index) + len(federation.train[client])) - 0.2) < 0.02
 
 
 def test_a_class_decides_which_round_is_best(tmp_path):

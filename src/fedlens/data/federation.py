@@ -10,6 +10,8 @@ import torch
 
 from ..core.batches import Dataset, Federation, split_holdout
 from ..core.errors import BadInput
+from ..core.rng import key
+from .groups import held_out_groups
 from .images import Images
 from .partition.base import Partition
 from .prepare import Prepare
@@ -45,11 +47,24 @@ def federate(
     whole = Federation(data, train, test, pooled_test(images, split))
     if not validation:
         return whole, split
-    kept = {i: split_holdout(index, round(validation * len(index)), i) for i, index in train.items()}
+    kept = {i: _validation_aside(images, index, validation, i) for i, index in train.items()}
     if not any(len(part) for _, part in kept.values()):
         raise BadInput(f"evaluate.validation={validation:g} leaves no client an image to validate on: raise it")
+    if not any(len(part) for part, _ in kept.values()):
+        raise BadInput(f"evaluate.validation={validation:g} leaves no client an image to train on: lower it")
     left, aside = ({i: pair[at] for i, pair in kept.items()} for at in (0, 1))
     return replace(whole, train=left, validation=aside), split
+
+
+def _validation_aside(
+    images: Images, index: torch.Tensor, share: float, client: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A client's images to train on and to validate on; where patients are known, those of one stay together."""
+    if images.groups is None:
+        return split_holdout(index, round(share * len(index)), client)
+    labels, groups = images.y[index].numpy(), images.groups[index].numpy()
+    rest, held = held_out_groups(labels, groups, share, key("held", client))
+    return index[torch.from_numpy(rest)], index[torch.from_numpy(held)]
 
 
 def pooled_test(images: Images, split: Split) -> torch.Tensor:
