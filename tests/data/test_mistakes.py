@@ -141,6 +141,12 @@ MISTAKES = {
         ("data=folder", "data.path=loose"),
         "no folders named after a class with images are in it (skipped: 1 images outside of class folders)",
     ),
+    "patients' folders that are not there": (
+        None,
+        (*SITES, "data.group=folder"),
+        "no image lies in a patient's folder",
+    ),
+    "all images for validation": (None, (*SITES, "evaluate.validation=1"), "leaves no client an image to train on"),
     "more clients than images": (None, (*FOLDER, "clients=50"), "clients is 50"),
     # tables
     "a table with missing files": (
@@ -227,6 +233,22 @@ MISTAKES = {
         (*SITES, "model.weights=net.pt"),
         "save model.state_dict() alone",
     ),
+    "a text called .pt": (
+        lambda: Path("net.pt").write_text("path,label"),
+        (*SITES, "model.weights=net.pt"),
+        "weights=net.pt is no file of torch.save",
+    ),
+    "weights that diverged": (
+        lambda: torch.save(
+            {
+                name: value / 0 if value.is_floating_point() else value
+                for name, value in MODELS["resnet20"]().build(2, 3, 16).state_dict().items()
+            },
+            "net.pt",
+        ),
+        (*SITES, "model=resnet20", "model.weights=net.pt"),
+        "has numbers that are NaN or infinite in conv1.weight",
+    ),
     "numbers for weights": (lambda: torch.save([1, 2], "net.pt"), (*SITES, "model.weights=net.pt"), "no state_dict"),
     "weights from the hub without it": (None, (*SITES, "model.weights=timm/resnet18"), "fedlens[hub]"),
     "a module with another last layer": (
@@ -238,6 +260,11 @@ MISTAKES = {
         lambda: module("two", NET.format(out="classes", end="self.head(self.flat(x)), x")),
         (*SITES, "model=two:Net"),
         "returns a tuple, not the logits",
+    ),
+    "a module without weights": (
+        lambda: module("still", "    def forward(self, x):\n        return x.flatten(1)[:, :2]"),
+        (*SITES, "model=still:Net"),
+        "model=still:Net has nothing to train",
     ),
     "a network for larger images": (None, (*SITES, "data.size=8"), "needs images of at least 16 x 16 pixels"),
 }

@@ -98,6 +98,8 @@ def checked_module(path: str, module: nn.Module, classes: int, channels: int, si
     before, last = _probe(path, module, x)
     head = getattr(module, "head", None)
     place = "head" if isinstance(head, nn.Module) else last
+    if not any(True for _ in module.parameters()):
+        raise BadInput(f"model={path} has nothing to train: none of its layers has weights")
     if not place:
         raise BadInput(f"model={path} has no head: {ADVICE}")
     if place != "head" or not callable(getattr(module, "features", None)):

@@ -38,6 +38,8 @@ def load_weights(module: nn.Module, source: str) -> list[str]:
     _refuse(source, "has what this model lacks:", [n for n in stored if n not in wanted and n not in foreign])
     other = [n for n in wanted if n not in fresh and wanted[n].shape != stored[n].shape]
     _refuse(source, "has other shapes:", [f"{n} {_shape(stored[n])} for {_shape(wanted[n])}" for n in other])
+    odd = [n for n in wanted if n not in fresh and not bool(torch.isfinite(stored[n]).all())]
+    _refuse(source, "has numbers that are NaN or infinite in", odd)
     with torch.no_grad():
         for name in wanted.keys() - fresh:
             wanted[name].copy_(stored[name])  # half precision widens here
@@ -152,6 +154,9 @@ def _read_pickle(source: str, path: Path) -> dict[str, Tensor]:
     try:
         found: Any = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # of many kinds: code in it, no such format, cut off
+        if not _begins_as_pickle(path):
+            said = f"weights={source} is no file of torch.save; save it by torch.save(model.state_dict(), FILE)"
+            raise BadInput(said) from error
         said = "it holds more than tensors, which could be code" if "weights_only" in str(error) else "it is damaged"
         raise BadInput(f"weights={source} cannot be read: {said}; save model.state_dict() alone") from error
     while isinstance(found, dict) and (key := next((k for k in _INSIDE if isinstance(found.get(k), dict)), None)):
@@ -161,6 +166,12 @@ def _read_pickle(source: str, path: Path) -> dict[str, Tensor]:
     if not tensors:
         raise BadInput(f"weights={source} holds no state_dict: save it by torch.save(model.state_dict(), FILE)")
     return tensors
+
+
+def _begins_as_pickle(path: Path) -> bool:
+    """As torch.save begins a file: a zip archive, or a bare pickle of old."""
+    with open(path, "rb") as file:
+        return file.read(2) in (b"PK", b"\x80\x02")
 
 
 def find_weights(source: str) -> Path:

@@ -149,6 +149,9 @@ def _found(
     if not listing[0]:
         hint = f" ({notes_of(skipped)[0]})" if skipped else ""
         raise BadInput(f"data.path is {source.path!r}, but no folders named after a class with images are in it{hint}")
+    if source.group == "folder" and not any(one.group for one in listing[0]):
+        said = "data.group=folder, but no image lies in a patient's folder"
+        raise BadInput(f"{said}, which are CLASS/PATIENT/IMAGE: make them, or leave data.group out")
 
     def take(decoded: Decoded, owner: np.ndarray) -> Decoded:
         return replace(decoded, **{whose: owner}) if whose else decoded
