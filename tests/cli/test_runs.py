@@ -122,6 +122,7 @@ def test_show_names_what_is_not_usual(call):
     said = call("show", "runs/b")
     assert "algorithm=scaffold" in said and "rounds=1" in said and "local.lr" not in said
     assert "the learning rate was wrong" in said and "fedlens resume runs/b" in said
+    assert "fedlens export" not in said and "fedlens export runs/a" in call("show", "runs/a")
     told = json.loads(call("show", "runs/a", "--json"))
     assert told["result"]["rounds"] == 1 and told["changed"]["clients"] == 4 and told["notes"] == []
     assert call("show", "runs/bb", code=2) == "there is no run runs/bb; did you mean 'runs/b'?"

@@ -166,8 +166,9 @@ def show(run: Annotated[str, typer.Argument(help="The run's folder.")], json: Js
     _fact("settings", " ".join(f"{key}={value}" for key, value in changed.items()) or "as they are by default")
     for note in written["notes"]:
         _fact("note", f"{note['at']}  {note['text']}")
-    resume = "" if row["state"] in ("done", "running") else f"fedlens resume {run}, "
-    _fact("next", f"{resume}fedlens report {run}, fedlens explain {run}")
+    verbs = [*(() if row["state"] in ("done", "running") else ("resume",)), "report", "explain"]
+    verbs += ["export"] if row["state"] == "done" else []
+    _fact("next", ", ".join(f"fedlens {verb} {run}" for verb in verbs))
 
 
 def _fact(name: str, words: str) -> None:
