@@ -196,9 +196,9 @@ def test_min_size_holds_and_topping_up_is_said(images, alpha, clients, least, di
 )
 def test_done_in_seconds_whatever_is_asked(dialect, clients, alpha):
     images = balanced(classes=100, train=500, test=100)
-    start = time.perf_counter()
+    start = time.process_time()  # of the processor: other programs do not count
     split = Dirichlet(alpha, 10, dialect).split(images, clients, 0)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
     sizes = np.array([len(shard) for shard in split.train])
     assert sizes.min() >= 10 and sizes.sum() == 50_000
     if dialect in ("client", "equal"):
