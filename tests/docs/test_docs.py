@@ -56,11 +56,17 @@ def lighter(method: str) -> list[str]:
 
 
 def fewer(words: list[str]) -> list[str]:
-    """Where a method wants everyone, it has them; sites keep their number and their network, not their images' size."""
+    """Where a method wants everyone, it has them; sites keep their number and their network, not their images' size.
+
+    A run of sites has the very settings of a comparison of them, which reads it in place of training it again.
+    """
     sites = "data=clients_folder" in words
     own = ("clients=", "cohort=", "model") if sites else ()
     own += ("cohort=",) if "cohort=everyone" in words else ()
-    return [*(word for word in FEW if not word.startswith(own or ("-",))), *(["data.size=32"] if sites else [])]
+    return [
+        *(word for word in FEW if not word.startswith(own or ("-",))),
+        *(["data.size=32", "evaluate.last=1"] if sites else []),
+    ]
 
 
 def downloaded(word: str) -> str:
