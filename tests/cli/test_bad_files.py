@@ -164,6 +164,9 @@ def test_a_picture_of_somebody_is_not_drawn_over(refused, nursery, tmp_path):
     assert (tmp_path / "split.png").read_bytes() == b"mine"
     assert nursery("data", "show", *SMALL, "--out", "other.png", cwd=tmp_path).code == 0
     check_place(tmp_path / "other.png")  # its own may be drawn anew
+    (tmp_path / "other-sizes.pdf").write_bytes(b"mine")
+    said = refused("data", "show", *SMALL, "--out", "other.png", "--style", "paper")
+    assert said.startswith("other-sizes.pdf is there already") and not (tmp_path / "other-sizes.png").exists()
 
 
 # ---- runs ----

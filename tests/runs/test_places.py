@@ -167,6 +167,11 @@ def test_every_command_that_needs_data_takes_their_place(moved, tmp_path, comman
         assert code == 2 and f"rounds cannot change for {tmp_path / name}" in said and can in said
 
 
+def test_a_confusion_matrix_that_cannot_be_made_leaves_no_picture(moved, tmp_path, command):
+    (tmp_path / "home" / "x.npz").unlink()
+    assert command("clients", str(moved), "--confusion", "0")[0] == 2 and not (moved / "figures").exists()
+
+
 def test_data_that_moved_with_the_run_are_found_beside_it(moved, tmp_path):
     shutil.move(tmp_path / "home" / "x.npz", moved.parent / "x.npz")
     assert OpenedRun.open(moved).net
@@ -185,6 +190,23 @@ def test_damaged_weights_of_its_own_are_none(moved):
     (moved / WEIGHTS).write_bytes(data)
     with pytest.raises(BadInput, match=r"weights=w.safetensors: no such file.*model.weights=PLACE"):
         OpenedRun.open(moved)
+
+
+def test_other_weights_are_refused_wherever_they_lie(moved, tmp_path, command):
+    """A client that never took part begins with them: other ones would silently be another run."""
+    torch.manual_seed(2)
+    save_file(Net(3, 36).state_dict(), tmp_path / "other.safetensors")
+    before = {path: path.read_bytes() for path in moved.rglob("*") if path.is_file()}
+    word, said = f"model.weights={tmp_path / 'other.safetensors'}", "the weights of this run have changed"
+    for name in ("resume", "explain", "audit"):
+        code, complaint = command(name, str(moved), word, *(["rounds=4"] if name == "resume" else []))
+        assert code == 2 and said in complaint and "add model.weights=PLACE" in complaint
+    assert before == {path: path.read_bytes() for path in moved.rglob("*") if path.is_file()}
+    (moved / WEIGHTS).unlink()
+    shutil.copy(tmp_path / "other.safetensors", tmp_path / "home" / "w.safetensors")
+    for use in (OpenedRun.open, lambda path: resume(path, ["rounds=3"])):
+        with pytest.raises(BadInput, match=said):
+            use(moved)
 
 
 def test_a_beginning_over_another_file_of_the_same_name_is_not_taken(began, tmp_path, monkeypatch):

@@ -67,17 +67,16 @@ def clients(
     place = (Path(out) if out else RunFolder(runs[0]).figures / "clients").with_suffix("")
     names = RunFolder.open(runs[0]).names()
     with figures(style, width) as printed:
+        # What may be refused comes first: a command that fails draws nothing.
+        number = names.number(confusion) if confusion else 0
+        counts = _confusions(paths, evaluated, number) if confusion else {}
+        losses = {name: OpenedRun.open(path).training_losses() for name, path in paths.items()} if loss else {}
         drawn = [accuracy_bars(accuracies, fair, place, names)]
-        counts: dict[str, Any] = {}
-        if confusion:
-            number = names.number(confusion)
-            counts = _confusions(paths, evaluated, number)
+        if counts:
             where = place.with_name(f"{place.name}-confusion-{number}")
             classes = [names.label(label) for label in range(len(next(iter(counts.values()))))]
             drawn.append(confusion_matrices(counts, classes, where, f"{names.client(number)}, % of each class"))
-        if loss:
-            opened = {n: OpenedRun.open(p) for n, p in paths.items()}
-            losses = {name: run.training_losses() for name, run in opened.items()}
+        if losses:
             drawn.append(loss_curves(losses, place.with_name(f"{place.name}-loss")))
     drawn = printed or drawn
     if json:

@@ -84,7 +84,7 @@ def data_show(
     from ..report.split_figure import check_place, draw_split
 
     experiment = config.read(*split_words(words))
-    check_place(out)
+    check_place(out, panels=style == "paper")
     images = experiment.images()
     _, split = experiment.federation(images)
     with figures(style, width) as printed:

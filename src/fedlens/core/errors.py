@@ -37,6 +37,7 @@ def brief(value: object) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """A closing half-sentence: the nearest known name, or all of them."""
-    known = sorted(known)
+    if not (known := sorted(known)):
+        return "there is none yet"
     close = difflib.get_close_matches(name[:_SHOWN].lower(), known, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"

@@ -21,6 +21,7 @@ _MARKS = {
     ".svg": {"Creator": _MARK, "Date": None},
     ".pdf": {"Creator": _MARK, "CreationDate": None},
 }
+_PANELS = ("classes", "sizes", "images")  # files of their own in a paper's style
 _ENDS = 2**16  # bytes at both ends of a file, where its mark stands
 DRAWN = 100  # clients at most; more bubbles than that tell nothing
 
@@ -62,14 +63,16 @@ def draw_split(images: Images, split: Split, path: str | Path) -> list[Path]:
         _draw_sizes(two.subplots(), counts.sum(1))
         few = Figure(figsize=(6, 0.95 * len(clients)))
         samples(few.subplots(len(clients), 6, squeeze=False))
-        for name, panel in {"classes": one, "sizes": two, "images": few}.items():
+        for name, panel in zip(_PANELS, (one, two, few), strict=True):
             style.save(panel, path.with_name(f"{path.stem}-{name}.png"), whole=panel is few, metadata=_MARKS)
     return written
 
 
-def check_place(path: str | Path) -> None:
-    """Refuses a place where something else lies than an earlier picture of a split."""
-    for file in (Path(path).with_suffix(ending) for ending in _MARKS):
+def check_place(path: str | Path, panels: bool = False) -> None:
+    """Refuses a place where something else lies than an earlier picture of a split; `panels`: each a file, too."""
+    path = Path(path).with_suffix("")
+    names = [path.name, *(f"{path.name}-{panel}" for panel in _PANELS if panels)]
+    for file in (path.with_name(f"{name}{ending}") for name in names for ending in _MARKS):
         if os.path.lexists(file) and not _is_ours(file):
             raise BadInput(f"{file} is there already, and is no picture of a split; name another place by --out")
 

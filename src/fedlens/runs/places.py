@@ -93,7 +93,7 @@ def remember_moved(path: str | Path, words: Sequence[str]) -> None:
         key, known = others[0].partition("=")[0], sorted(typed(began))
         can = f"where its files are now can ({', '.join(known)})" if known else "it was given no file"
         raise BadInput(f"{key} cannot change for {path}: a run has its own settings, and {can}")
-    if "data.path" in pointed:
+    if pointed.keys() & {"data.path", "model.weights"}:
         experiment = opened(folder, words)
         check_origin(folder, experiment, experiment.data.load())
     point(folder, pointed)
@@ -152,8 +152,12 @@ def _own_copy(folder: RunFolder, key: str) -> list[Path]:
     path = folder.path / WEIGHTS
     if key != "model.weights" or not path.is_file():
         return []
-    digest = folder.passport().get("weights")
-    return [path.absolute()] if hashlib.sha256(path.read_bytes()).hexdigest() == digest else []
+    return [path.absolute()] if _digest(path) == folder.passport().get("weights") else []
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _replaced(part: Any, key: str, value: str) -> Any:
@@ -165,18 +169,23 @@ def _replaced(part: Any, key: str, value: str) -> Any:
 def check_origin(
     folder: RunFolder, experiment: Experiment, images: Images, public: Images | None = None, split: str | None = None
 ) -> None:
-    """Other data or another split would silently be another experiment."""
+    """Other data, weights or another split would silently be another experiment."""
     card = folder.passport() if (folder.path / "passport.json").exists() else {}
     for part, found in (("data", images), ("auxiliary", public)):
         if found is not None and part in card and card[part]["sha256"] != found.checksum:
             path = getattr(getattr(experiment, part), "path", "")
-            point = how_to_point(path, f"{part}.path").rpartition("; ")[2]
-            more = f"; {point}" if point else ""
-            raise BadInput(
-                f"the {part} of this run have changed: {card[part]['name']} had another checksum when it began{more}"
-            )
+            raise _changed(part, card[part]["name"], path, f"{part}.path")
+    weights = getattr(experiment.model, "weights", "")
+    if weights and "weights" in card and _digest(find_weights(weights)) != card["weights"]:
+        raise _changed("weights", weights, weights, "model.weights")
     if split and card.get("split_hash") and card["split_hash"] != split:
         raise BadInput("the split of this run cannot be made again: its hash differs from the one in passport.json")
+
+
+def _changed(what: str, name: str, path: str, key: str) -> BadInput:
+    point = how_to_point(path, key).rpartition("; ")[2]
+    more = f"; {point}" if point else ""
+    return BadInput(f"the {what} of this run have changed: {name} had another checksum when it began{more}")
 
 
 # ---- what may be shown -----------------------------------------------------------------------------------------------
