@@ -195,6 +195,17 @@ def test_a_folder_that_cannot_be_written_to(closed, capsys, monkeypatch, command
     assert files(closed) == before
 
 
+@pytest.mark.parametrize("words", [["rounbs=4"], ["model.weights=nowhere.safetensors"]])
+def test_quick_mode_takes_its_images_back(work, capsys, monkeypatch, words):
+    usual = ["reproduce", "spatl/table1", "--quick", "--out", "reproduced"]
+    before = files(work)
+    assert said(capsys, monkeypatch, *usual, *words)[0] == 2 and files(work) == before
+    (work / "reproduced" / "quick" / "data").mkdir(parents=True)
+    (work / "reproduced" / "quick" / "data" / "mine.npz").write_bytes(b"mine")
+    before = files(work)
+    assert said(capsys, monkeypatch, *usual, *words)[0] == 2 and files(work) == before
+
+
 # ---- deploy ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("words", "sentence"),
@@ -208,6 +219,7 @@ def test_a_folder_that_cannot_be_written_to(closed, capsys, monkeypatch, command
         (["run", "half"], "has no tls.crt"),
         (["status", "half"], "has no tls.crt"),
         (["init", "half"], "already holds a federation"),
+        (["init", "algorithm=fedprox", "rounds=2"], "name a folder first"),
     ],
 )
 def test_a_deployment_that_is_refused(work, capsys, monkeypatch, words, sentence):

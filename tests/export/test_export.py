@@ -311,6 +311,15 @@ def test_the_card(nursery, place, tmp_path):
         assert ended.code == 2 and said in ended.sentence
 
 
+def test_nobody_is_told_where_the_data_lie(place, tmp_path):
+    out = place / "whole"
+    words = [*COMMON[1:], "rounds=1", "local.steps=1", "model=cnn2", f"data={place / 'lines.npz'}", f"out={out}"]
+    run(config.read(None, words))
+    folder.write(load(out), tmp_path / "model")
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert str(place) not in card and "data.path=lines.npz" in card
+
+
 def test_a_copy_that_differs_is_not_written(place, tmp_path, monkeypatch):
     model = load(ran(place, "fedavg"))
     right = predict.load_model

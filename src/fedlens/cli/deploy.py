@@ -40,8 +40,12 @@ def init(
 
     They are of the experiment that the settings describe, as for `fedlens run`.
     """
+    from ..core.errors import BadInput
     from ..flower.launch import init
+    from .format import is_setting
 
+    if is_setting(str(folder)):
+        raise BadInput(f"{folder} is a setting: name a folder first, as in `fedlens deploy init FOLDER {folder}`")
     more, said = init(folder, words or (), host, port, listen)
     where = shlex.quote(str(folder))
     if more:

@@ -48,7 +48,7 @@ def reproduce(
     from ..core.errors import BadInput
     from ..papers.catalogue import listed, resolved
     from ..papers.figure_runs import Figure, Wanted
-    from ..papers.quick import SAID, reduced, some_columns
+    from ..papers.quick import SAID, reduced, some_columns, taken_back
     from ..papers.registry import reproducible
     from ..plots.style import stamped
     from ..runs.grid import seeds_of
@@ -63,7 +63,8 @@ def reproduce(
     asked, place = known[name], Path(out) / "quick" if quick else Path(out)
     if quick:
         print(SAID, file=sys.stderr)
-    with stamped(SAID) if quick else nullcontext(), figures(style, width) as printed:
+    kept = taken_back(place) if quick else nullcontext()
+    with kept, stamped(SAID) if quick else nullcontext(), figures(style, width) as printed:
         if isinstance(asked, Figure):
             if rows or (columns and not asked.columns):
                 option = "--rows is" if rows else "--columns is"

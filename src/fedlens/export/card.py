@@ -16,6 +16,7 @@ _SHOWN = 50  # clients at most
 def facts_of(run: OpenedRun, client: int | None, round: int | None, accuracy: float | None) -> dict[str, Any]:
     """What a card says of a run's model."""
     folder, settings = run.folder, settings_of(run.folder.path)
+    shown = {key: without_folders(value) for key, value in flat(settings).items()}
     names, card, counts = folder.names(), folder.passport(), label_counts(folder)
     found = client_accuracies(folder.metrics())
     whose = "the global model" if client is None else f"the personal model of {names.client(client)}"
@@ -28,8 +29,8 @@ def facts_of(run: OpenedRun, client: int | None, round: int | None, accuracy: fl
         "model": config.to_dict(run.experiment.model)["is"],
         "data": {"name": card["data"]["name"], "images": card["data"]["images"], "sha256": card["data"]["sha256"]},
         "origin": without_folders(card["data"]["origin"]),
-        "split": {key: value for key, value in flat(settings).items() if key.split(".")[0] in ("partition", "clients")},
-        "settings": {k: v for k, v in flat(settings).items() if config.affects_results(k)},
+        "split": {key: value for key, value in shown.items() if key.split(".")[0] in ("partition", "clients")},
+        "settings": {key: value for key, value in shown.items() if config.affects_results(key)},
         "clients": {names.client(number): sum(row) for number, row in enumerate(counts or ())},
         "accuracy": accuracy,
         "on": "the pooled test set" if client is None else "this client's test images",

@@ -5,7 +5,8 @@ No number of it says anything about a paper, and none of a paper's stands beside
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -65,6 +66,24 @@ def reduced(grid: Grid, out: Path, *, write: bool = True) -> Grid:
     measured = f"rounds to {100 * TARGET:g} %" if to_targets else grid.measured
     said = {"about": about, "notes": notes, "titles": titles, "measured": measured}
     return replace(grid, paper={}, smaller=partial(shrunk, out=out, write=write), **said)
+
+
+@contextmanager
+def taken_back(out: Path) -> Iterator[None]:
+    """Images that were written for what is then refused go again, where nothing was made of them."""
+    folder, before = out / "data", {*out.rglob("*")}
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    try:
+        yield
+    except BadInput:
+        made = {path for path in out.rglob("*") if path not in before and path.is_file()}
+        if all(path.parent == folder for path in made):
+            for path in made:
+                path.unlink()
+            for each in missing:
+                with suppress(OSError):  # not empty, or never made
+                    each.rmdir()
+        raise
 
 
 def titled(text: str, data: str, taken: str = "") -> str:
