@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedlens import config
-from fedlens.audit.run import prepared
+from fedlens.audit.run import audit, prepared
 from fedlens.compare.measured import measured
 from fedlens.core.errors import BadInput
 from fedlens.core.files import read_json
@@ -196,6 +196,7 @@ def test_a_lost_message_ends_the_transcript_before_it(recorded, tmp_path):
     assert list(differences(whole, run)) == []
     transcript, _ = prepared(RunFolder(run), (), 20, 1, "cpu")
     assert len(transcript) == 1 and (run / "transcript/000002.safetensors.damaged").exists()
+    assert transcript.damage == "the messages from round 2 on"  # still known when the file has been put aside
     for name in ("000001.safetensors", "000003.safetensors"):
         assert (run / "transcript" / name).read_bytes() == (whole / "transcript" / name).read_bytes()
 
@@ -213,6 +214,8 @@ def test_an_audit_looks_at_whole_messages_alone(recorded, tmp_path):
     run = Path(shutil.copytree(recorded[1], tmp_path / "run"))
     flip(run / "transcript/000004.safetensors")
     assert len(prepared(RunFolder(run), (), 20, 1, "cpu")[0]) == 3
+    found = audit(run, ["loss_uploads"], candidates=20, seeds=1)
+    assert "Damage has taken the messages from round 4 on: only what was sent before is attacked." in found.verdict()
     flip(run / "transcript/000001.safetensors")
     with pytest.raises(BadInput, match=r"000001.safetensors is damaged, and an audit begins with the first round"):
         prepared(RunFolder(run), (), 20, 1, "cpu")

@@ -19,6 +19,7 @@ from ..core.rng import generator, key
 from ..core.tree import Tree
 from ..data import Images as Loaded
 from ..experiment import check_device
+from ..runs.checkpoints import lost
 from ..runs.folder import RunFolder
 from ..runs.opened import OpenedRun
 from ..runs.places import check_origin, opened
@@ -56,6 +57,7 @@ class Audit:
     verdicts: list[Verdict]
     skipped: dict[str, str]  # attack -> why it finds nothing to work on
     seconds: float
+    lost: str = ""  # what damage has taken of the record, in words
 
     def plain(self) -> dict[str, Any]:
         return {
@@ -71,15 +73,16 @@ class Audit:
         """Which attacks learn more than by chance, in one or two sentences."""
         above = [verdict.attack for verdict in self.verdicts if verdict.is_above_chance]
         rest = [verdict.attack for verdict in self.verdicts if not verdict.is_above_chance]
+        gone = f" Damage has taken {self.lost}: only what was sent before is attacked." if self.lost else ""
         if not above:
-            return f"No attack of {len(rest)} finds more than chance: {', '.join(rest)}."
+            return f"No attack of {len(rest)} finds more than chance: {', '.join(rest)}.{gone}"
         beside = f" At chance: {', '.join(rest)}." if rest else ""
         count = f"{len(above)} of {len(self.verdicts)} attacks find more than chance"
-        return f"This run leaks: {count} ({', '.join(above)}).{beside}"
+        return f"This run leaks: {count} ({', '.join(above)}).{beside}{gone}"
 
     def markdown(self) -> str:
         lines = [
-            f"# Audit of {self.run}: {self.rounds} recorded rounds",
+            f"# Audit of {self.run}: {self.rounds} recorded round{'s' * (self.rounds != 1)}",
             "",
             self.verdict(),
             "",
@@ -131,7 +134,7 @@ def audit(
         started = time.perf_counter()
         verdicts.append(verdict := ATTACKS[name].run(transcript, knowledge, name))
         say(f"{number}/{len(chosen)} {name}: {verdict.sentence} ({time.perf_counter() - started:.1f} s)")
-    found = Audit(str(folder.path), len(transcript), verdicts, skipped, time.perf_counter() - began)
+    found = Audit(str(folder.path), len(transcript), verdicts, skipped, time.perf_counter() - began, transcript.damage)
     folder.write_json("audit.json", found.plain())
     write_atomic(folder.path / "audit.md", found.markdown().encode())
     draw(found, folder.figures)
@@ -180,7 +183,9 @@ def prepared(
     checkpoint = run.newest()
     state = checkpoint.state.map(lambda leaf: leaf.to(device))
     whole = len(checkpoint.transcript) if checkpoint.transcript or checkpoint.damaged else None
-    transcript = Transcript(folder.path / "transcript", stages[: checkpoint.round], state, device, whole)
+    place = folder.path / "transcript"
+    gone = {**lost(folder.path), **checkpoint.lost}.get(place.name, "")
+    transcript = Transcript(place, stages[: checkpoint.round], state, device, whole, gone)
     prior, members = asked_about(transcript, net, federation, loaded, candidates)
     prior = replace(prior, personal=_personal(run, list(prior.candidates)))
     answers = Answers(federation, stages, experiment.seed, members)

@@ -63,8 +63,7 @@ def reproduce(
     asked, place = known[name], Path(out) / "quick" if quick else Path(out)
     if quick:
         print(SAID, file=sys.stderr)
-    kept = taken_back(place) if quick else nullcontext()
-    with kept, stamped(SAID) if quick else nullcontext(), figures(style, width) as printed:
+    with taken_back(place, quick), stamped(SAID) if quick else nullcontext(), figures(style, width) as printed:
         if isinstance(asked, Figure):
             if rows or (columns and not asked.columns):
                 option = "--rows is" if rows else "--columns is"

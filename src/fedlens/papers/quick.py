@@ -69,18 +69,18 @@ def reduced(grid: Grid, out: Path, *, write: bool = True) -> Grid:
 
 
 @contextmanager
-def taken_back(out: Path) -> Iterator[None]:
-    """Images that were written for what is then refused go again, where nothing was made of them."""
-    folder, before = out / "data", {*out.rglob("*")}
+def taken_back(out: Path, quick: bool) -> Iterator[None]:
+    """In quick mode, images that were written for what is then refused go again, where nothing was made of them."""
+    folder, before = out / "data", {*out.rglob("*")} if quick else set()
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     try:
         yield
     except BadInput:
-        made = {path for path in out.rglob("*") if path not in before and path.is_file()}
+        made = {path for path in out.rglob("*") if path not in before and path.is_file()} if quick else set()
         if all(path.parent == folder for path in made):
             for path in made:
                 path.unlink()
-            for each in missing:
+            for each in missing if quick else ():
                 with suppress(OSError):  # not empty, or never made
                     each.rmdir()
         raise

@@ -92,6 +92,7 @@ class Transcript:
     state: Tree  # of the server, after the last round that is done
     device: str = "cpu"
     whole: int | None = None  # rounds whose messages are as they were sent; None: of a run from before
+    damage: str = ""  # which messages it has taken, in words
 
     def __post_init__(self) -> None:
         if self.whole == 0 and recorded(self.folder):
