@@ -167,6 +167,18 @@ def test_every_command_that_needs_data_takes_their_place(moved, tmp_path, comman
         assert code == 2 and f"rounds cannot change for {tmp_path / name}" in said and can in said
 
 
+def test_export_takes_the_place_of_data_too(moved, tmp_path, command):
+    shutil.move(tmp_path / "home" / "x.npz", tmp_path / "now.npz")
+    words = ["export", str(moved), "--client", "0", "--out", str(tmp_path / "model")]
+    code, said = command(*words)
+    assert code == 2 and "add data.path=PLACE" in said
+    code, said = command(*words, "elsewhere")
+    assert code == 2 and "one run is exported at a time, and elsewhere is another word" in said
+    code, said = command(*words, f"data.path={tmp_path / 'now.npz'}")
+    assert code == 0 and (tmp_path / "model" / "weights.safetensors").exists(), said
+    assert RunFolder(moved).read_json(FILE)["data.path"] == str(tmp_path / "now.npz")
+
+
 def test_a_confusion_matrix_that_cannot_be_made_leaves_no_picture(moved, tmp_path, command):
     (tmp_path / "home" / "x.npz").unlink()
     assert command("clients", str(moved), "--confusion", "0")[0] == 2 and not (moved / "figures").exists()

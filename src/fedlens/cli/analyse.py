@@ -17,6 +17,7 @@ from .format import (
     Width,
     figures,
     is_setting,
+    one_run,
     print_rows,
     print_text,
     runs_among,
@@ -194,14 +195,11 @@ def audit(
     """Attack what the server received in a run: who was trained on, which images, which labels."""
     from ..audit.attack import LEGEND
     from ..audit.run import audit
-    from ..core.errors import BadInput
     from ..engines.process import threads
 
     rates = shares("--fpr", fpr, "rates such as 0.01,0.001")
     names = [part.strip() for part in attacks.split(",") if part.strip()]
-    if extra := [word for word in words or () if not is_setting(word)]:
-        raise BadInput(f"one run is audited at a time, and {extra[0]} is another word; data.path=PLACE may follow")
-    runs_among([run, *(words or ())])
+    one_run("audited", run, words)
     out = sys.stderr if json else sys.stdout
     with threads(1), figures(style, width) as printed:
         found = audit(

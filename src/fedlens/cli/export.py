@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
-from .format import Json, say_json
+from .format import Json, one_run, say_json
 
 if TYPE_CHECKING:
     from ..export.model import TrainedModel
@@ -20,6 +20,7 @@ Out = Annotated[str, typer.Option(help="The new folder; without it, `export` bes
 
 def export(
     run: Annotated[str, typer.Argument(help="The run's folder.")],
+    words: Annotated[list[str] | None, typer.Argument(metavar="[data.path=PLACE]", show_default=False)] = None,
     client: Annotated[str, typer.Option(help="A client's personal model, by number or name.")] = "",
     round: Annotated[
         str, typer.Option(help="Of this kept round, or best: by validation images; without it, of the last.")
@@ -43,6 +44,7 @@ def export(
         check_push(push, dry_run)
     elif dry_run:
         raise BadInput("--dry-run says what --push would send: name USER/NAME with --push")
+    one_run("exported", run, words)
     model = load(run, client or None, _round(round), sub_model=sub_model)
     which = "-".join(["export", *([f"client-{client}"] if client else []), *([f"round-{round}"] if round else [])])
     place = Path(out) if out else Path(run) / (which + ("-sub-model" if sub_model else ""))

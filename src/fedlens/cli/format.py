@@ -67,6 +67,15 @@ def runs_among(words: list[str] | None) -> list[str]:
     return runs
 
 
+def one_run(done: str, run: str, words: list[str] | None) -> None:
+    """Of a command about one run: words such as data.path=PLACE say where its files are now, and others are refused."""
+    from ..core.errors import BadInput
+
+    if extra := [word for word in words or () if not is_setting(word)]:
+        raise BadInput(f"one run is {done} at a time, and {extra[0]} is another word; data.path=PLACE may follow")
+    runs_among([run, *(words or ())])
+
+
 def numbers(option: str, text: str) -> list[int]:
     from ..core.errors import BadInput
 
