@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import types
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
@@ -334,6 +335,13 @@ def test_a_copy_that_differs_is_not_written(place, tmp_path, monkeypatch):
     with pytest.raises(RunFailed, match="nothing was written"):
         folder.write(model, tmp_path / "model")
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_network_without_source_leaves_as_a_program(place, tmp_path):
+    """Whose last bits are its own: it is compared as another runtime is."""
+    model = replace(load(ran(place, "fedavg")), source=None)
+    folder.write(model, tmp_path / "model")
+    assert {"model.pt2"} == {path.name for path in (tmp_path / "model").glob("model.*")}
 
 
 # ---- other forms -----------------------------------------------------------------------------------------------------

@@ -83,8 +83,9 @@ def _fill(model: TrainedModel, place: Path, to: str) -> None:
         write_exported(model, place, x)
     if to == "onnx":
         write_onnx(model, place, x)
+    name, close = ("model.py", 0.0) if model.source is not None else ("model.pt2", CLOSE)  # another runtime rounds
     with threads(1):
-        _agrees("model.py", predict.logits(predict.load_model(place), x), predict.logits(model.module, x), 0.0)
+        _agrees(name, predict.logits(predict.load_model(place), x), predict.logits(model.module, x), close)
 
 
 def _example(model: TrainedModel) -> Tensor:
