@@ -134,7 +134,7 @@ LEAVES_OPEN = (
     "keeps a ResNet's stem at the client, too.",
     "How many search steps a round: 20, one update, so that 40 are reached in round 40.",
     "The size that a sub-model may have: the code's, 0.8 of the operations.",
-    "Rewards are of 'the validation dataset', which section 4.2 also reports accuracy on. Here each client keeps back "
+    "Rewards are of a 'validation dataset', which section 4.2 also reports accuracy on. Here each client keeps back "
     "1,000 of its training images for them, a fifth at most, and tests on others.",
     "The two-layer CNN's rate, and how FEMNIST's writers go to ten clients: 0.01, by user. How figure 7's networks "
     "were trained: by SPATL.",
