@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Literal
 
 import numpy as np
@@ -141,11 +142,20 @@ def test_a_part_that_nobody_explained_is_named(cards, monkeypatch):
 def test_results_are_those_of_the_evidence(made):
     lines = [line for text in made.values() for line in text.splitlines()]
     shown = [line for line in lines if line.startswith("|") and "](../../results/" in line]
-    numbers = [(r["source"], 100 * value) for r in known() for kind in ("global", "personal")
+    numbers = [(r["source"], 100 * value) for r in known() if not r.get("league") for kind in ("global", "personal")
                for name, value in r[kind].items() if name.partition("/")[0] in ALGORITHMS]  # fmt: skip
-    assert len(shown) == len(numbers)
+    league: dict[tuple[str, str], list[float]] = {}  # worlds of the league are a mean, for each kind of model
+    for world in (r for r in known() if r.get("league")):
+        for kind in ("global", "personal"):
+            for name in (name for name in world[kind] if name in ALGORITHMS and "fedavg" in world[kind]):
+                league.setdefault((name, kind), []).append(world[kind][name])
+    assert league and len(shown) == len(numbers) + len(league)
     for source, value in numbers:
         assert any(f"| {value:.1f} |" in line and source in line for line in shown)
+    for (name, kind), values in league.items():
+        row = f"| the league: mean of {len(values)} world"
+        mine = [line for line in made[ROOT / f"docs/methods/{name}.md"].splitlines() if line.startswith(row)]
+        assert any(f"| {kind} | {100 * fmean(values):.1f} |" in line for line in mine)
     measured = json.loads((ROOT / "docs/measured.json").read_text())
     for method, _, preset in (row["method"].partition("/") for row in measured["rows"]):
         assert method in ALGORITHMS and (not preset or preset in ALGORITHMS[method].presets)
