@@ -182,10 +182,13 @@ def in_a_copy(words: list[str]) -> None:
 
 
 def installable(words: list[str]) -> None:
-    """The extras that it names exist; test_packaging.py installs the wheel."""
+    """The extras that it names exist, and so do the constraints; test_packaging.py installs the wheel."""
     known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert words[:2] == ["pip", "install"] and len(words) == 3
-    assert words[2] in (".", "dist/*.whl") or re.fullmatch(r"fedlens\[(\w+)\]", words[2])[1] in known
+    what, *constraints = words[2 + (words[2] == "-e") :]
+    assert words[:2] == ["pip", "install"] and constraints in ([], ["-c", "constraints.txt"])
+    assert not constraints or (ROOT / constraints[1]).is_file()
+    named = re.fullmatch(r"(?:fedlens|\.)\[([\w,]+)\]", what)
+    assert what in (".", "dist/*.whl") or {*named[1].split(",")} <= {*known}
 
 
 def not_ours(words: list[str]) -> None:
