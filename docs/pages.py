@@ -115,9 +115,10 @@ def replaced(text: str, mark: str, body: str) -> str:
 
 def league(found: Standings) -> str:
     """How much of it is done, what to try first, the picture and the findings."""
-    (worlds, methods), pairs = found.played, {(row["world"], row["method"]) for row in found.counted}
-    done = sum(found.methods[method]["everywhere"] for _, method in pairs)
-    told = f"Played: {len(worlds)} of {len(found.worlds)} worlds, {len(methods)} ranked methods, {done} pairs of both."
+    (worlds, _), pairs = found.played, {(row["world"], row["method"]) for row in found.counted}
+    ranked = [name for name, about in found.methods.items() if about["everywhere"]]
+    done, whole = sum(method in ranked for _, method in pairs), len(found.worlds) * len(ranked)
+    told = f"Done: {len(worlds)} of {len(found.worlds)} worlds, {done} of {whole} pairs of a world and a ranked method."
     parts = [f"{told} All numbers: [results/league.md](../results/league.md).", *first(found)]
     if any(found.ranking(measure) for measure in MEASURES):
         parts.append("![Mean ranks; a bar joins methods that cannot be told apart](../results/league.png)")

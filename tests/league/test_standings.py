@@ -84,7 +84,7 @@ def test_what_to_try_first_is_sure_private_and_never_fell():
     assert "ahead in 100 % of 8 worlds, beyond chance (p = 0.039)" in told  # 2 / 2^8, times five methods
     assert "scaffold ranks higher, but fell below half of fedavg in 1 world." in told
     assert "fedxds ranks higher than fedavg, but: shares data." in told
-    assert "Its rate was 0.1 in 8 of 8 worlds: search yours." in told
+    assert "Its learning rate was 0.1 in 8 of the 8 worlds that it ran in: search yours." in told
     assert any("A run ended below half of fedavg: scaffold (1 world)." in line for line in findings(fell))
     few = [*first(book(worlds=3))]
     assert few[0].startswith("**One model for all: begin with fedavg.** No method is ahead of it beyond chance in 3")

@@ -30,16 +30,22 @@ def text(found: Standings, pictures: Sequence[Path], again: Sequence[Standings] 
         MADE,
         *_part(found),
         "Every method trains on the same number of images at each client: warm-up, exchanges and second batches count. "
-        "Splits and first weights are the same for all. Rates are searched on another seed, in fewer rounds.",
+        "Splits and first weights are the same for all. Rates are searched on another seed, in fewer rounds. "
+        "[How it compares](../docs/league.md) says more, and what the names of worlds mean.",
         "## What to try first",
         *first(found),
         *_shown(pictures, "league", "Mean ranks; a bar joins methods that cannot be told apart"),
         "## Table",
         _table(table(found)),
         f"Accuracies in percent, means over the worlds that are ranked. Over {REFERENCE}: points, with a 95 % "
-        "bootstrap interval over all worlds that both have. Personal: each client's model after local training, or "
-        "fine-tuned, on its own test images; before: without that training. Seconds: of a run.",
+        "bootstrap interval over all worlds that both have; the sentences above take ranked worlds alone. "
+        "Personal: each client's model after local training, or fine-tuned, on its own test images; before: without "
+        "that training. Worst tenth: the mean over the tenth of the clients that are worst off.",
+        "MB to target: sent until the global model reached the target accuracy of its world (`evaluate.targets`, at "
+        "the end of this page). It is a mean over the runs that reached it, which brackets count. Seconds: of a run.",
         "## Findings",
+        f"Nemenyi's test compares all methods by their ranks. Wilcoxon's compares each with {REFERENCE} by the "
+        "differences themselves: it can find one that Nemenyi's does not.",
         *findings(found),
     ]
     if others := _others(found):
@@ -58,8 +64,8 @@ def text(found: Standings, pictures: Sequence[Path], again: Sequence[Standings] 
         | {"settings": f"`{' '.join(about['words'])}`"}
         for name, about in found.worlds.items()
     ]
-    parts += ["Images: how often a client trains on each of its own, at most."]
-    parts += [_table(worlds), "`fedlens league` plays it on; [how it compares](../docs/league.md)."]
+    parts += ["Images: how often a client trains on each of its images, at most."]
+    parts += [_table(worlds), "`fedlens league` runs it, or what is left of it."]
     return "\n\n".join(_joined(parts)) + "\n"
 
 

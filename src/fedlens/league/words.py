@@ -83,7 +83,7 @@ def _practical(found: Standings, method: str) -> Iterator[str]:
         yield f"A run sends {ratio[0]:.1f} times the bytes of {REFERENCE} and takes {ratio[1]:.1f} times its seconds."
     rates = Counter(rate for rate, _ in found.rates()[method].values())
     rate, times = rates.most_common(1)[0]
-    yield f"Its rate was {rate:g} in {times} of {_worlds(rates.total())}: search yours."
+    yield f"Its learning rate was {rate:g} in {times} of the {_worlds(rates.total())} that it ran in: search yours."
 
 
 # ---- findings --------------------------------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ def _kind(found: Standings, kind: str) -> Iterator[str]:
 def _search(found: Standings) -> Iterator[str]:
     cost, edge = found.cost(), found.at_the_edge()
     yield f"**The search.** It took {cost['search_runs']:.0f} runs and {cost['search_seconds'] / 3600:.1f} hours;"
-    yield f"what counts took {cost['runs']:.0f} runs and {cost['seconds'] / 3600:.1f} hours."
+    yield f"{cost['runs']:.0f} final runs took {cost['seconds'] / 3600:.1f} hours."
     if lost := found.collapsed:
         yield f"Rates given up after the search, because longer runs collapsed at them: {len(lost)}."
     yield f"Best rates at the edge of what was tried: {len(edge)} of {sum(map(len, found.rates().values()))}."
