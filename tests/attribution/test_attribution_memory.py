@@ -83,16 +83,17 @@ print(len(used), sum(late) / 5 - sum(early) / 5)
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="memory is read as Linux tells it")
-@pytest.mark.parametrize(("method", "side", "most"), [("saliency", 16, 75), ("lrp", 8, 30)])
+@pytest.mark.parametrize(("method", "side", "most"), [("saliency", 16, 10), ("lrp", 8, 18)])
 def test_thirty_thousand_images_take_no_more_memory_at_the_end(method, side, most):
     """Mean of the last five pieces against an early five, in MiB.
 
     Saliency's results, kept piece by piece, made it 200. LRP's maps are what was asked for: 22 in all, half in between.
+    What is freed is given back at once: what the allocator keeps would be counted as used, 10 to 40 MiB by chance.
     """
-    line, said = [sys.executable, "-c", MANY, method, str(side)], []
-    while len(said) < 3 and not (said and float(said[-1][1]) < most):  # the allocator's noise goes away, a leak stays
-        said.append(subprocess.run(line, capture_output=True, text=True, check=True).stdout.split())
-    assert all(pieces == "15" for pieces, _ in said) and float(said[-1][1]) < most, said
+    line, back = [sys.executable, "-c", MANY, method, str(side)], str(1 << 16)
+    honest = os.environ | {"MALLOC_MMAP_THRESHOLD_": back, "MALLOC_TRIM_THRESHOLD_": back}
+    pieces, more = subprocess.run(line, capture_output=True, text=True, check=True, env=honest).stdout.split()
+    assert pieces == "15" and float(more) < most
 
 
 @pytest.mark.parametrize("cam", ["gradcam", "gradcam++"])
