@@ -75,6 +75,7 @@ def main() -> None:
     asked = parser.parse_args()
     rows = json.loads(Path(asked.read).read_text("utf-8")) if asked.read else measured(asked.count)
     if asked.json:
+        Path(asked.json).parent.mkdir(parents=True, exist_ok=True)
         Path(asked.json).write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
     if asked.page:
         Path(asked.page).write_text(page(rows), "utf-8")
