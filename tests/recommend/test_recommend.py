@@ -125,7 +125,8 @@ def test_without_evidence_the_nearest_is_named_with_what_differs():
     closest = result(near, source="near.md", clients=50, partition="dirichlet, alpha 0.1", model="cnn_small", rounds=20)
     said = recommend(SKEWED, [other, closest], "global").notes
     assert "far.md" not in " ".join(said) and "near.md: mnist5k, 50 clients" in said[2]
-    assert f"{apart(mine, near):.2f} from your split, where 0.25 is too far" in said[2] and "no evidence" in said[2]
+    far = f"distance from your split {apart(mine, near):.2f} (above 0.25 we do not compare)"
+    assert far in said[2] and "no evidence" in said[2]
     assert said[3] == "There, in %: scaffold 80.0, fedprox 79.5, fedavg 70.0."
     # The data, the partition, the model and the rounds are the same, and are not named.
     assert (

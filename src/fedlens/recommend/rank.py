@@ -280,13 +280,14 @@ _DOMAINS = "domains"
 
 
 def _setting(result: Mapping[str, Any], mine: Mapping[str, float]) -> str:
-    return f"{_what(result)}; {apart(mine, result['skew']):.2f} from your split, where {NEAR:g} is too far."
+    far = f"distance from your split {apart(mine, result['skew']):.2f}"
+    return f"{_what(result)}; {far} (above {NEAR:g} we do not compare)."
 
 
 def _what(result: Mapping[str, Any]) -> str:
     return (
         f"{result['source']}: {result['data']}, {result['clients']} clients, {result['partition']}, {result['model']}, "
-        f"{result['rounds']} rounds, {result['seeds']} seed{'s' * (result['seeds'] > 1)}"
+        f"{result['rounds']} round{'s' * (result['rounds'] > 1)}, {result['seeds']} seed{'s' * (result['seeds'] > 1)}"
     )
 
 
