@@ -132,8 +132,7 @@ def _about(found: Standings, measure: str) -> Iterator[str]:
 
 
 def _kind(found: Standings, kind: str) -> Iterator[str]:
-    """The best of a kind of world, and how many cannot be told from it."""
-    parts = []
+    """The best of a kind of world, and how many cannot be told from it: a sentence for each kind of model."""
     for measure in MEASURES:
         ranking = found.ranking(measure, found.kinds[kind])
         if ranking is not None:
@@ -141,9 +140,8 @@ def _kind(found: Standings, kind: str) -> Iterator[str]:
             alike = next((group for group in ranking.groups if best in group), (best,))
             many = f"{len(alike) - 1} of {len(ranking.ranks) - 1} others" if len(alike) > 1 else "none"
             worlds = _worlds(len(ranking.worlds))
-            parts.append(f"{measure} {best} (rank {ranking.ranks[best]:.1f}, {worlds}; cannot be told from {many})")
-    if parts:
-        yield f"{kind.capitalize()}: {'; '.join(parts)}."
+            told = f"{best} (rank {ranking.ranks[best]:.1f}, {worlds}; cannot be told from {many})"
+            yield f"{kind.capitalize()}, {measure} models: {told}."
 
 
 def _search(found: Standings) -> Iterator[str]:
