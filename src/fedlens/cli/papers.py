@@ -30,6 +30,7 @@ def reproduce(
         list[str] | None, typer.Option(help="Such as cifar10 or cifar10/0.05,cifar10/0.1; without it all.")
     ] = None,
     seeds: Annotated[str, typer.Option(help="How many, such as 3, or which, such as 0,1,2.")] = "1",
+    processes: Annotated[int, typer.Option(min=0, help="Runs side by side; 0: as many as pay.")] = 0,
     images: Annotated[int, typer.Option(min=0, help="That a figure looks at; 0: as many as the paper.")] = 0,
     out: Annotated[str, typer.Option(help="Where runs, tables and pictures go.")] = "reproduced",
     quick: Annotated[
@@ -80,7 +81,7 @@ def reproduce(
         if dry_run:
             _print_commands(_missing(asked, which, seeds_of(seeds), place), place, json, _protocol(asked), quick)
         else:
-            _table(asked, which, seeds_of(seeds), place, json, printed)
+            _table(asked, which, seeds_of(seeds), place, json, printed, processes)
 
 
 def _figure(figure: Figure, wanted: Wanted, json: bool, printed: list[Path]) -> None:
@@ -144,8 +145,11 @@ def _print_commands(
         print("\n".join(lines))
 
 
-def _table(grid: Grid, which: Which, seeds: list[int], place: Path, json: bool, printed: list[Path]) -> None:
+def _table(
+    grid: Grid, which: Which, seeds: list[int], place: Path, json: bool, printed: list[Path], processes: int
+) -> None:
     """Run what is missing, and show the table; exit code 1 where a run failed."""
+    from ..compare.board import board
     from ..papers.table import reproduce
     from ..papers.table_figure import draw
     from ..simulate import progress as panel
@@ -164,6 +168,8 @@ def _table(grid: Grid, which: Which, seeds: list[int], place: Path, json: bool, 
             words=words,
             watch=lambda: panel.watcher(json),
             say=say,
+            board=lambda: board(json),
+            processes=processes,
         )
     except KeyboardInterrupt:
         raise Explained(complain("stopped; the same command goes on where it was", 130)) from None

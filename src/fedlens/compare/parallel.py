@@ -2,7 +2,8 @@
 
 Four runs of FedAvg and SCAFFOLD (cnn_small, 10 rounds, 20 clients of mnist5k) on two CPU cores: 28.4 and 29.8 s one
 after another with two workers each, 18.0 and 18.5 s side by side. Either way the bits are the same. On a GPU `crew`
-finds out how many pay, unless --processes says it. A process goes on with recorded steps of the run before.
+finds out how many pay, unless --processes says it; they share it by NVIDIA's MPS where that works. A process goes on
+with recorded steps of the run before.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any, TextIO
@@ -27,6 +28,7 @@ import torch
 
 from .. import config
 from ..engines.lanes import recordings_kept
+from ..engines.mps import shared_gpu
 from ..experiment import Experiment
 from ..simulate.finish import GOES_WRONG, finish, reason
 from ..simulate.recorder import Nobody, Progress
@@ -115,7 +117,14 @@ def supplied(supply: Supply, crew: Crew, board: Board, ended: Callable[[Task, st
     """Run what is supplied, and tell of each task that it ended, and why it failed if it did."""
     if crew.most <= 1:
         return _in_turn(supply, board, ended)
+    with ExitStack() as ends:
+        _at_once(supply, crew, board, ended, ends)
+
+
+def _at_once(supply: Supply, crew: Crew, board: Board, ended: Callable[[Task, str], None], ends: ExitStack) -> None:
+    """In processes of their own; what these need on a GPU goes when `ends` is closed."""
     slots: list[_Slot] = []
+    ways: dict[str, str] = {}
     news: queue.SimpleQueue[tuple[_Slot, str] | BaseException] = queue.SimpleQueue()
     growth, first = Growth(crew), None
 
@@ -124,10 +133,12 @@ def supplied(supply: Supply, crew: Crew, board: Board, ended: Callable[[Task, st
         nonlocal first
         for slot in slots[growth.count :]:
             slot.retired = True
-        slots.extend(_Slot(board, news) for _ in range(growth.count - len(slots)))
+        slots.extend(_Slot(board, news, ways) for _ in range(growth.count - len(slots)))
         for slot in slots:
             if slot.task is None and not slot.retired and (task := supply.take()) is not None:
-                first = first or task
+                if first is None:
+                    first = task
+                    ways.update(ends.enter_context(shared_gpu(not _is_on_cpu(task.experiment))))
                 slot.begin(task)
             elif slot.task is None and (slot.retired or not supply.grows):
                 slot.close()
@@ -177,8 +188,8 @@ def _soon(ended: queue.SimpleQueue[Any]) -> Any:
 class _Slot:
     """A thread that gives orders to one process, and starts another when that one dies."""
 
-    def __init__(self, board: Board, news: queue.SimpleQueue[Any]) -> None:
-        self.board, self.news = board, news
+    def __init__(self, board: Board, news: queue.SimpleQueue[Any], ways: Mapping[str, str]) -> None:
+        self.board, self.news, self.ways = board, news, ways
         self.process: subprocess.Popen[str] | None = None
         self.errors: IO[bytes] | None = None
         self.task: Task | None = None  # what it is at
@@ -212,6 +223,7 @@ class _Slot:
                 stdout=subprocess.PIPE,
                 stderr=self.errors,
                 text=True,
+                env={**os.environ, **self.ways},
                 start_new_session=True,  # Ctrl-C is for the one who gives orders
             )
         process = self.process

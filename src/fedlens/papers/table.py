@@ -12,6 +12,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ..compare.board import Board
+from ..compare.crew import Crew
+from ..compare.parallel import Supply, Task, side_by_side, supplied
 from ..core.errors import BadInput
 from ..core.files import write_atomic, write_json
 from ..engines.lanes import recordings_kept
@@ -19,9 +22,10 @@ from ..runs.grid import Cell, Grid, Reported, deviation, mean, placement, protoc
 from ..runs.rounds import Rounds
 from ..simulate.finish import GOES_WRONG, check_start, finish, reason
 from ..simulate.recorder import Watcher
-from ..simulate.settle import settled_alike, with_decision
+from ..simulate.settle import settled_alike
 from .needs import is_part, lacking, standing_in
 
+Name = tuple[str, str, int]  # of a run: its row, column and seed
 NOT_HERE = "not run here: needs"
 
 
@@ -47,10 +51,13 @@ def reproduce(
     words: Sequence[str] = (),
     watch: Callable[[], AbstractContextManager[Watcher]],
     say: Callable[[str], None] = lambda text: None,
+    board: Callable[[], Board] | None = None,
+    processes: int = 0,
 ) -> PaperTable:
-    """Run what is missing, one cell after another, the first seed of all of them first; the table after each of them.
+    """Run what is missing, the first seed of all cells first; the table after each run.
 
-    Interrupted, it goes on where it stopped when it is called again.
+    With a `board` to show them on, as many runs go side by side as pay, or as `processes` says. Interrupted, it goes on
+    where it stopped when it is called again.
     """
     cells = grid.cells(rows, columns, words)
     table = gather(grid, out, words, cells)
@@ -60,27 +67,58 @@ def reproduce(
         raise BadInput(next(iter(failures.values())))
     table.write()
     decided = settled_alike(cell.at(out, seed) for cell, seed in asked)
-    with recordings_kept():
-        for cell, seed in asked:
-            if seed in table.done[cell.row, cell.column] or (cell.row, cell.column, seed) in failures:
-                continue
-            try:
-                with watch() as watcher:
-                    finish(with_decision(cell.at(out, seed), decided), placement(words), watcher, among=out)
-            except GOES_WRONG as error:
-                failures[cell.row, cell.column, seed] = reason(error)
-            table = replace(table.read(), failures=failures)
-            table.write()
-            say(table.numbers())
+    tasks = {
+        (cell.row, cell.column, seed): _task(cell, seed, out, words).settled(decided)
+        for cell, seed in asked
+        if seed not in table.done[cell.row, cell.column] and (cell.row, cell.column, seed) not in failures
+    }
+
+    def after(name: Name, why: str) -> None:
+        nonlocal table
+        if why:
+            failures[name] = why
+        table = replace(table.read(), failures=failures)
+        table.write()
+        say(table.numbers())
+
+    crew = Crew(processes, processes) if processes else side_by_side([*tasks.values()])
+    if board is not None and crew.most > 1:
+        _at_once(tasks, crew, board(), after)
+    else:
+        _in_turn(tasks, watch, out, after)
     if failures != table.failures:
         table = replace(table, failures=failures)
         table.write()
     return table
 
 
-def _refused(missing: Sequence[tuple[Cell, int]], out: Path) -> dict[tuple[str, str, int], str]:
+def _task(cell: Cell, seed: int, out: Path, words: Sequence[str]) -> Task:
+    name = f"{cell.row} {cell.column} seed {seed}"
+    return Task(name, cell.at(out, seed), (*cell.words, f"seed={seed}"), tuple(placement(words)))
+
+
+def _in_turn(tasks: Mapping[Name, Task], watch: Callable, out: Path, after: Callable[[Name, str], None]) -> None:
+    with recordings_kept():
+        for name, task in tasks.items():
+            why = ""
+            try:
+                with watch() as watcher:
+                    finish(task.experiment, task.where, watcher, among=out)
+            except GOES_WRONG as error:
+                why = reason(error)
+            after(name, why)
+
+
+def _at_once(tasks: Mapping[Name, Task], crew: Crew, board: Board, after: Callable[[Name, str], None]) -> None:
+    whose = {task.name: name for name, task in tasks.items()}
+    board.expect({task.name: task.rounds for task in tasks.values()}, 0)
+    with board:
+        supplied(Supply([*tasks.values()]), crew, board, lambda task, why: after(whose[task.name], why))
+
+
+def _refused(missing: Sequence[tuple[Cell, int]], out: Path) -> dict[Name, str]:
     """Runs that cannot begin, and why. A row and a column that each began elsewhere are not tried once more."""
-    failures: dict[tuple[str, str, int], str] = {}
+    failures: dict[Name, str] = {}
     rows, columns = set(), set()
     for cell, seed in missing:
         if cell.row in rows and cell.column in columns:
