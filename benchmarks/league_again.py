@@ -17,8 +17,9 @@ from pathlib import Path
 from fedlens.compare.board import board
 from fedlens.core.errors import BadInput
 from fedlens.league.again import AGAIN, TWINS, Repeat, checks, with_twin
-from fedlens.league.run import Book, Season, play
-from fedlens.league.spec import chosen, read
+from fedlens.league.book import Book
+from fedlens.league.run import Season, play
+from fedlens.league.spec import chosen, listed, read
 from fedlens.league.standings import Standings
 
 
@@ -36,10 +37,10 @@ def main(words: list[str]) -> int:
     asked = parser.parse_intermixed_args(words)
     methods, where = [w for w in asked.words if "=" not in w], [w for w in asked.words if "=" in w]
     found, place = Standings.read(asked.book), asked.book.with_name(TWINS if asked.twin else AGAIN)
-    worlds = [part.strip() for part in asked.worlds.split(",") if part.strip()]
-    league = chosen(read(asked.league), worlds, methods)
+    whole = read(asked.league)
+    league = chosen(whole, listed(asked.worlds, whole.worlds), methods)
     if asked.twin:
-        league = with_twin(league, methods[0])
+        league = with_twin(league, methods[0], found)
         season = Season(league, Book(place, league), asked.runs, where)
     else:
         seeds = [int(seed) for seed in asked.seeds.split(",")]

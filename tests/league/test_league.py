@@ -14,10 +14,12 @@ from fedlens import config
 from fedlens.cli.main import app
 from fedlens.compare.board import Board
 from fedlens.core.errors import BadInput
+from fedlens.league.book import Book, Match
 from fedlens.league.budget import Passes, passes, rounds_within, trained
 from fedlens.league.page import text as league_text
 from fedlens.league.page import write
-from fedlens.league.run import Book, Match, Season, all_runs, missing, play, still, to_come
+from fedlens.league.run import Season, play
+from fedlens.league.schedule import all_runs, missing, still, to_come
 from fedlens.league.spec import chosen, extended, measure_of, parsed
 from fedlens.league.standings import Standings
 from fedlens.league.words import findings
@@ -103,7 +105,7 @@ def test_rates_then_values_then_what_counts(tiny, tmp_path):
     assert (main.rate, main.value, main.rounds, main.seed) == (0.33, "0.1", 4, 7)
     finals = [cell for cell in book.rows if cell.part == "final"]
     assert [(c.rate, c.value, c.seed, c.rounds) for c in finals] == [(0.33, "0.1", 0, 9), (0.33, "0.1", 1, 9)]
-    assert all_runs(league) == 5 and still(league, book, 5) == 0
+    assert all_runs(league) == 5 and still(league, book) == 0
     again = Book(tmp_path / "book.json", league)
     assert again.rows == book.rows and not [*missing(league, again, lambda *_: 9)]
 

@@ -10,8 +10,9 @@ import pytest
 from fedlens.compare.board import Board
 from fedlens.core.errors import BadInput
 from fedlens.league.again import Repeat, checks, with_twin
+from fedlens.league.book import Book
 from fedlens.league.page import text
-from fedlens.league.run import Book, Season, play
+from fedlens.league.run import Season, play
 from fedlens.league.spec import chosen, parsed
 from fedlens.league.standings import Standings
 from fedlens.league.words import findings, first, table
@@ -128,14 +129,14 @@ def test_a_pair_is_repeated_with_new_seeds(played):
 
 def test_a_method_under_a_second_name(played):
     league, found, place = played
-    twin = with_twin(league, "fedavg")
+    twin = with_twin(league, "fedavg", found)
     book = Book(place / "league_twin.json", twin)
     assert play(Season(twin, book, place / "runs"), Board(io.StringIO()), processes=1)
     told = [*checks(found, Standings.read(book.path))]
     said = "The second less the first: +0.0 [+0.0, +0.0] points, 50 % wins, all equal. They cannot be told apart."
     assert told[0] == f"**fedavg under two names, global model, worlds: 2.** {said}"
     with pytest.raises(BadInput, match="'fedavgg' is not in this league"):
-        with_twin(league, "fedavgg")
+        with_twin(league, "fedavgg", found)
     content = json.loads(book.path.read_text())
     for cell in content["cells"]:
         cell["global"] -= 0.1

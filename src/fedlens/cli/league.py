@@ -35,19 +35,19 @@ def league(
     A method of your own, my.module:Method, is placed among the others. The same command goes on where it stopped.
     """
     from ..compare.board import board
+    from ..league.book import Book
     from ..league.page import write
-    from ..league.run import Book, Season, play, to_come
-    from ..league.spec import chosen, name_of, read
+    from ..league.run import Season, play
+    from ..league.schedule import to_come
+    from ..league.spec import chosen, listed, name_of, read
     from ..league.standings import Standings
     from ..league.words import findings, first, table
 
     given, look = words or [], figures(style, width)
     own, where = [word for word in given if "=" not in word], [word for word in given if "=" in word]
     whole = read(Path(file), own)
-    known, asked = (
-        Book(Path(book), whole),
-        chosen(whole, _parts(worlds), _parts(methods) or [name_of(one) for one in own]),
-    )
+    known = Book(Path(book), whole)
+    asked = chosen(whole, listed(worlds, whole.worlds), listed(methods) or [name_of(one) for one in own])
     if count:
         print("\n".join(to_come(asked, known)))
         return
@@ -70,7 +70,3 @@ def league(
         print_rows(table(found))
         print(*written, sep="\n")
     raise typer.Exit(0 if done else 1)
-
-
-def _parts(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]

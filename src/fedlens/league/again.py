@@ -11,8 +11,9 @@ from itertools import combinations
 from pathlib import Path
 
 from ..core.errors import BadInput, nearest
-from .run import Book, Match, Season
-from .spec import League
+from .book import Book, Match
+from .run import Season
+from .spec import League, chosen
 from .standings import MEASURES, Standings
 from .statistics import Pair, Scores, differences, pair, wilcoxon
 from .words import interval
@@ -28,12 +29,11 @@ class Repeat(Season):
         self, found: Standings, seeds: Sequence[int], league: League, book: Book, runs: Path, where: Sequence[str] = ()
     ):
         super().__init__(league, book, runs, where)
-        rows = [row for row in found.counted if row["method"] in league.entries and row["world"] in league.worlds]
+        rows = [row for row in found.counted if row["method"] in league.entries]
         if old := ({row["seed"] for row in rows} | {league.search_seed}) & set(seeds):
             raise BadInput(f"seed {min(old)} is one of the league's: name new ones")
-        settings = {(row["world"], row["method"]): row for row in rows}
-        if not settings:
-            raise BadInput(f"none of {', '.join(league.entries)} is done in these worlds: play the league first")
+        worlds = done_by_all(found, league)
+        settings = {(row["world"], row["method"]): row for row in rows if row["world"] in worlds}
         self.cells = [
             Match("final", world, method, row["rate"], row["value"], seed, row["rounds"])
             for (world, method), row in settings.items()
@@ -48,12 +48,22 @@ class Repeat(Season):
         return sum(1 for _ in self.missing())
 
 
-def with_twin(league: League, method: str) -> League:
-    """The league of a method alone, under a second name; its rates are searched anew."""
+def done_by_all(found: Standings, league: League) -> list[str]:
+    """Worlds of this league in which all its methods are done: in others there is nothing to compare with."""
+    done = {(row["world"], row["method"]) for row in found.counted}
+    worlds = [world for world in league.worlds if all((world, method) in done for method in league.entries)]
+    if not worlds:
+        raise BadInput(f"none of these worlds has {' and '.join(league.entries)} done: play the league first")
+    return worlds
+
+
+def with_twin(league: League, method: str, found: Standings) -> League:
+    """The league of a method alone, under a second name, where it is done; its rates are searched anew."""
     if method not in league.entries:
         raise BadInput(f"{method!r} is not in this league; {nearest(method, league.entries)}")
-    name = method + TWIN
-    return replace(league, entries={name: replace(league.entries[method], name=name)})
+    name, alone = method + TWIN, chosen(league, [], [method])
+    worlds = {world: league.worlds[world] for world in done_by_all(found, alone)}
+    return replace(alone, worlds=worlds, entries={name: replace(league.entries[method], name=name)})
 
 
 def checks(found: Standings, again: Standings) -> Iterator[str]:

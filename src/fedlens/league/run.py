@@ -2,279 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from .. import config
-from ..algorithms import name_of
 from ..compare.board import Board
 from ..compare.crew import Crew
 from ..compare.parallel import Supply, Task, side_by_side, supplied
 from ..core.errors import BadInput
-from ..core.files import read_json, write_atomic, write_json
+from ..core.files import read_json, write_json
 from ..core.format import duration
 from ..runs.folder import RunFolder
-from ..runs.grid import mean, placement
+from ..runs.grid import placement
 from ..runs.read import client_accuracies, fairness
+from ..simulate.finish import GOES_WRONG, reason
+from .book import Book, Match
 from .budget import rounds_within
-from .spec import League, extended
+from .schedule import left_out, missing, still
+from .spec import League
 
-Part = Literal["rate", "main", "final"]
-FORMAT = 1
 _PATIENCE = 10.0  # seconds between two lines that say how far it is
-_COLLAPSE = 0.1  # accuracy that a longer run may lose to its own search before its rate counts as too large
-
-
-@dataclass(frozen=True)
-class Match:
-    """One run of a league."""
-
-    part: Part
-    world: str
-    method: str
-    rate: float
-    value: str  # of the method's main parameter; empty: its default
-    seed: int
-    rounds: int
-
-    @property
-    def name(self) -> str:
-        value = f" {self.value}" if self.value else ""
-        return f"{self.part}: {self.method}{value} lr {self.rate:g}, {self.world}, seed {self.seed}"
-
-
-class Book:
-    """What is known: rows by cell, and a file with one line for each."""
-
-    def __init__(self, path: Path, league: League):
-        self.path, self.league = path, league
-        self.rows: dict[Match, dict[str, Any]] = {}
-        self._pairs: dict[tuple[str, str], dict[Match, dict[str, Any]]] = {}
-        self.before: dict[str, Any] = {"worlds": {}, "methods": {}}  # of leagues that were played into this file
-        if path.is_file():
-            content = read_book(path)
-            played = {kind: {row[kind] for row in content["cells"]} for kind in ("world", "method")}
-            for kind, names in played.items():  # settings that nothing was run with may change
-                self.before[f"{kind}s"] = {name: it for name, it in content[f"{kind}s"].items() if name in names}
-            self._check_same()
-            for row in content["cells"]:
-                known = Match(**{name: row[name] for name in Match.__dataclass_fields__})
-                if row["state"] == "complete":  # failed ones are tried again
-                    self._take(known, row)
-
-    def _check_same(self) -> None:
-        """A name stands for the same settings as before: numbers of others would be mixed with these."""
-        for kind, now in (("worlds", self.worlds), ("methods", self.methods)):
-            for name, about in self.before[kind].items():
-                if any(now[name].get(key) != about.get(key) for key in ("words", "common")):
-                    raise BadInput(
-                        f"{name} has other settings in {self.path}: give it another name, or choose another --book"
-                    )
-
-    def add(self, cell: Match, row: Mapping[str, Any]) -> None:
-        self._take(cell, {**asdict(cell), **row})
-        self.write()
-
-    def _take(self, cell: Match, row: dict[str, Any]) -> None:
-        self.rows[cell] = self._pairs.setdefault((cell.world, cell.method), {})[cell] = row
-
-    def of(self, world: str, method: str) -> Mapping[Match, dict[str, Any]]:
-        """What is known of a method in a world."""
-        return self._pairs.get((world, method), {})
-
-    def write(self) -> None:
-        about = {"format": FORMAT, "title": self.league.title, "worlds": self.worlds, "methods": self.methods}
-        lines = ",\n".join("  " + json.dumps(row) for row in self.rows.values())
-        head = json.dumps(about, indent=1)[:-2]
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(self.path, f'{head},\n "cells": [\n{lines}\n ]\n}}\n'.encode())
-
-    @cached_property
-    def worlds(self) -> dict[str, Any]:
-        common = list(self.league.words)
-        new = {
-            name: {"kind": world.kind, "words": list(world.words), "common": common}
-            for name, world in self.league.worlds.items()
-        }
-        return self.before["worlds"] | new
-
-    @cached_property
-    def methods(self) -> dict[str, Any]:
-        league, first = self.league, next(iter(self.league.worlds))
-        found = dict(self.before["methods"])
-        for name, entry in league.entries.items():
-            experiment = league.experiment(first, name)
-            about = {"words": list(entry.words), "main": entry.key, "everywhere": entry.everywhere}
-            about |= {"measure": entry.measure, "algorithm": name_of(experiment.algorithm)}
-            found[name] = about | {"discloses": list(experiment.discloses.values())}
-        return found
-
-    def best(self, world: str, method: str, part: Part) -> Match | None:
-        """The best of a search; of equal ones the smaller rate."""
-        score = self.league.entries[method].measure
-        some = [
-            (accuracy, -cell.rate, cell)
-            for cell, row in self.of(world, method).items()
-            if cell.part == part and row["state"] == "complete" and (accuracy := score_of(row, score)) is not None
-        ]
-        return max(some, key=lambda one: one[:2])[2] if some else None
-
-    def steady(self, setting: Match) -> Match:
-        """The setting, or the best of a smaller rate, where a run that counts ended far below the shorter search."""
-        searched, measure = self.of(setting.world, setting.method), self.league.entries[setting.method].measure
-        scores = {cell: score_of(row, measure) for cell, row in searched.items() if row["state"] == "complete"}
-        while True:
-            mine = [cell for cell in scores if (cell.rate, cell.value) == (setting.rate, setting.value)]
-            finals = [scores[cell] or 0.0 for cell in mine if cell.part == "final"]
-            if all(score >= (scores[setting] or 0.0) - _COLLAPSE for score in finals):
-                return setting
-            smaller = [
-                (score, -cell.rate, cell.part, cell)
-                for cell, score in scores.items()
-                if cell.part != "final" and cell.rate < setting.rate and score is not None
-            ]
-            if not smaller:
-                return setting
-            setting = max(smaller, key=lambda one: one[:3])[3]
-
-
-def read_book(path: Path) -> dict[str, Any]:
-    """What `Book` wrote; refuses anything else."""
-    try:
-        content = read_json(path)
-        if content["format"] != FORMAT:
-            raise BadInput(f"{path} is of another version: move it away, or choose another --book")
-        return {name: content[name] for name in ("title", "worlds", "methods", "cells")}
-    except (ValueError, KeyError, TypeError):
-        raise BadInput(f"{path} is damaged: it is no book of a league") from None
-
-
-def score_of(row: Mapping[str, Any], measure: str) -> float | None:
-    """The accuracy that counts: of the global model, of personal ones, or the mean of both where a method has both."""
-    one, own = row.get("global"), row.get("personal")
-    if measure == "both":
-        return mean([value for value in (one, own) if value is not None])
-    return one if measure == "global" else own
-
-
-# ---- what is to be done ----------------------------------------------------------------------------------------------
-Rounds = Callable[[str, str, str], int]  # world, method, value -> rounds within the budget
-
-
-def missing(league: League, book: Book, rounds: Rounds, done: set[tuple[str, str]] | None = None) -> Iterator[Match]:
-    """What can be run now, a world after the other; asked again when some of it is done, until nothing is left.
-
-    Rates first, a step beyond the grid where the best lies at its edge; then values of the main parameter at the best
-    rate; then the seeds that count, under the best of both. Where one of these collapses, all of them are played at a
-    smaller rate: the search is shorter, and cannot know. `done` keeps the pairs that need not be looked at again.
-    """
-    done = set() if done is None else done
-    for world, method in league.pairs():
-        if (world, method) in done:
-            continue
-        searched = _searched(league, book, world, method, rounds)
-        todo = searched if isinstance(searched, list) else []
-        if isinstance(searched, Match):
-            searched = book.steady(searched)
-            whole = rounds(world, method, searched.value)
-            finals = (replace(searched, part="final", seed=seed, rounds=whole) for seed in league.seeds)
-            todo = [cell for cell in finals if cell not in book.rows]
-        if not todo:
-            done.add((world, method))
-        yield from todo
-
-
-def _searched(league: League, book: Book, world: str, method: str, rounds: Rounds) -> list[Match] | Match | None:
-    """Cells of the search that are missing, or its best; nothing where all of it failed."""
-    entry = league.entries[method]
-
-    def cell(part: Part, rate: float, value: str = "") -> Match:
-        short = max(1, round(rounds(world, method, value) * league.search_share))
-        return Match(part, world, method, rate, value, league.search_seed, short)
-
-    tried = [known.rate for known in book.of(world, method) if known.part == "rate"]
-    todo = [one for rate in league.rates if (one := cell("rate", rate)) not in book.rows]
-    if todo:
-        return todo
-    best = book.best(world, method, "rate")
-    if best is None:
-        return None
-    further = extended(tried, best.rate, league.rates)
-    if further is not None:
-        return [cell("rate", further)]
-    todo = [
-        one for value in values_of(league, world, method) if (one := cell("main", best.rate, value)) not in book.rows
-    ]
-    if todo:
-        return todo
-    other = book.best(world, method, "main")
-    scores = {one: score_of(book.rows[one], entry.measure) or 0.0 for one in (best, other) if one is not None}
-    return max(scores, key=lambda one: scores[one])
-
-
-def _default(league: League, world: str, method: str) -> str:
-    """What the main parameter is without a word; asked for often, and reading settings takes a while."""
-    if (world, method) not in league.defaults:
-        league.defaults[world, method] = _read_default(league, world, method)
-    return league.defaults[world, method]
-
-
-def _read_default(league: League, world: str, method: str) -> str:
-    entry = league.entries[method]
-    if not entry.key.startswith("algorithm."):
-        return ""
-    part: Any = league.experiment(world, method).algorithm
-    for name in entry.key.split(".")[1:]:
-        part = getattr(part, name, None)
-    return f"{part:g}" if isinstance(part, float) else str(part)
-
-
-def values_of(league: League, world: str, method: str) -> list[str]:
-    """Of the main parameter, but its default, which the search of rates has."""
-    usual = _default(league, world, method)
-    return [value for value in league.entries[method].values if value != usual]
-
-
-def all_runs(league: League) -> int:
-    """Of a whole league, without steps beyond the grid."""
-    each = len(league.rates) + len(league.seeds)
-    return sum(each + len(values_of(league, world, method)) for world, method in league.pairs())
-
-
-def still(league: League, book: Book, total: int) -> int:
-    """About how many of them are left."""
-    mine = set(league.pairs())
-    done = (cell for cell in book.rows if (cell.world, cell.method) in mine)
-    return max(0, total - sum(cell.rate in league.rates or cell.part != "rate" for cell in done))
-
-
-def to_come(league: League, book: Book) -> list[str]:
-    """How many runs there are, how many are left, and how long that takes at the speed of those that are known."""
-    entries, pairs = league.entries, league.pairs()
-    total = all_runs(league)
-    search = total - len(pairs) * len(league.seeds)
-    images = sum(league.experiment(world, method).rounds for world, method in pairs)
-    share, counts = search * league.search_share / len(pairs), len(pairs) * len(league.seeds)
-    lines = [
-        f"{len(league.worlds)} worlds, {len(entries)} methods: {search} runs of the search, {counts} that count.",
-        f"{len(book.rows)} are done; about {still(league, book, total)} are left, and some beyond the grid of rates.",
-        f"What counts has {images * len(league.seeds)} rounds, as FedAvg's are; the search {share * images:.0f}.",
-    ]
-    known = [row["seconds"] / row["rounds"] for row in book.rows.values() if row["state"] == "complete"]
-    if known:
-        each = math.fsum(known) / len(known)
-        lines.append(f"At {each:.2f} s a round, as so far: {duration(each * (share + len(league.seeds)) * images)}.")
-    return lines
-
-
-# ---- doing it --------------------------------------------------------------------------------------------------------
 BUDGETS = "budgets.json"
 
 
@@ -296,11 +47,12 @@ class Season(Supply):
     def __init__(self, league: League, book: Book, runs: Path, where: Sequence[str] = ()):
         super().__init__()
         self.league, self.book, self.runs, self.where = league, book, runs, tuple(where)
-        self.began, self.counted, self.total = time.monotonic(), 0, all_runs(league)
+        self.began, self.counted = time.monotonic(), 0
         self.board: Board | None = None
         self.under_way: dict[str, Match] = {}
         self._said = -math.inf
         self._done: set[tuple[str, str]] = set()
+        self._cannot: set[tuple[str, str, str]] = set()
         self._budgets: dict[str, tuple[int, float, float]] = _kept(runs / BUDGETS)
 
     def budget(self, world: str, method: str, value: str) -> tuple[int, float, float]:
@@ -313,12 +65,28 @@ class Season(Supply):
             write_json(self.runs / BUDGETS, self._budgets)
         return self._budgets[what]
 
+    def rounds(self, world: str, method: str, value: str) -> int | None:
+        """Within the budget. None where its rehearsal fails: that is said once, and the others go on."""
+        if (world, method, value) in self._cannot:
+            return None
+        try:
+            return self.budget(world, method, value)[0]
+        except GOES_WRONG as error:
+            self._cannot.add((world, method, value))
+            with_value = f" with {self.league.entries[method].key}={value}" if value else ""
+            self.say(f"{method}{with_value} is left out in {world}: {reason(error)}")
+            return None
+
     def missing(self) -> Iterator[Match]:
-        return missing(self.league, self.book, lambda *what: self.budget(*what)[0], self._done)
+        return missing(self.league, self.book, self.rounds, self._done)
+
+    def say(self, text: str) -> None:
+        if self.board is not None:
+            self.board.say(text)
 
     @property
     def left(self) -> int:
-        return still(self.league, self.book, self.total)
+        return still(self.league, self.book)
 
     @property
     def complete(self) -> bool:
@@ -335,24 +103,28 @@ class Season(Supply):
     def _value(self, method: str, value: str) -> tuple[str, ...]:
         return (f"{self.league.entries[method].key}={value}",) if value else ()
 
-    def take(self) -> Task | None:
-        """The first run that can begin; none when the time is up."""
-        while not self.over:
-            cell = next((one for one in self.missing() if one.name not in self.under_way), None)
-            if cell is None:
-                return None
+    def ready(self) -> tuple[Match, Task] | None:
+        """The first run that can begin; none while all that is left waits for runs under way."""
+        while (cell := next((one for one in self.missing() if one.name not in self.under_way), None)) is not None:
             try:
                 task = self.task(cell)
-                rounds = task.rounds
+                assert task.rounds
+                return cell, task
             except BadInput as error:  # a rate that this method refuses
                 self.book.add(cell, {"state": "failed", "error": str(error)})
-                continue
-            self.under_way[cell.name] = cell
-            if self.board is not None:
-                self.board.add(task.name, rounds)
-                self.board.to_come = max(0, self.left - len(self.under_way))
-            return task
         return None
+
+    def take(self) -> Task | None:
+        """The next run; none when the time is up."""
+        found = None if self.over else self.ready()
+        if found is None:
+            return None
+        cell, task = found
+        self.under_way[cell.name] = cell
+        if self.board is not None:
+            self.board.add(task.name, task.rounds)
+            self.board.to_come = max(0, self.left - len(self.under_way))
+        return task
 
     def ended(self, task: Task, why: str) -> None:
         """A line of the book, and the run's folder goes; what failed is written down with its sentence."""
@@ -381,13 +153,31 @@ def play(season: Season, board: Board, *, processes: int = 0, seconds: float = 0
     season.board = board
     if seconds:
         season.until = time.monotonic() + seconds
-    first = next(season.missing(), None)
-    if first is None:
-        return True
-    many = [season.task(first)] * max(season.left, 1)
-    with board:
-        supplied(season, Crew(processes, processes) if processes else side_by_side(many), board, season.ended)
+    for sentence in left_out(season.league):
+        board.say(sentence)
+    first = season.ready()
+    if first is not None:
+        crew = Crew(processes, processes) if processes else side_by_side([first[1]] * max(season.left, 1))
+        with board:
+            supplied(season, crew, board, season.ended)
+    for sentence in failures(season.book):
+        board.say(sentence)
     return season.complete
+
+
+def failures(book: Book) -> list[str]:
+    """Of each method in a world: how many of its runs failed this time, why, and whether it is left out for that."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for cell, row in book.rows.items():
+        if row["state"] == "failed":
+            found.setdefault((cell.world, cell.method), []).append(row["error"])
+    said = []
+    for (world, method), errors in found.items():
+        is_out = book.best(world, method, "rate") is None
+        runs = f"{len(errors)} run{'s' * (len(errors) > 1)} failed"
+        told = f"is left out in {world}, where all of its search failed" if is_out else f"in {world}: {runs}"
+        said.append(f"{method} {told} ({errors[0]}); the same command tries again")
+    return said
 
 
 def runs_folder(cell: Match) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -57,6 +57,7 @@ class League:
     seeds: tuple[int, ...]
     search_seed: int
     search_share: float  # of the rounds
+    barred: Mapping[tuple[str, str], str] = field(default_factory=dict)  # (world, method) that cannot be played: why
 
     def words_of(self, world: str, entry: str, *more: str) -> tuple[str, ...]:
         """Those of one run: the league's, the world's, the method's, and these."""
@@ -70,7 +71,7 @@ class League:
         """(world, method) that are played, world by world, so that whole ones are there when it is cut off."""
         full = [(world, name) for world in self.worlds for name, entry in self.entries.items() if entry.everywhere]
         rest = [(world, name) for world in self.some for name, entry in self.entries.items() if not entry.everywhere]
-        return [*full, *rest]
+        return [pair for pair in (*full, *rest) if pair not in self.barred]
 
     @cached_property
     def defaults(self) -> dict[tuple[str, str], str]:
@@ -144,13 +145,25 @@ def parsed(content: Any, name: str, own: Sequence[str] = ()) -> League:
         raise BadInput(f"{name}: search.seed {found.search_seed} is one of seeds: rates would be chosen on what counts")
     if not 0 < found.search_share <= 1:
         raise BadInput(f"{name}: search.share is {found.search_share:g}, but it should be above 0 and 1 at most")
-    for world, entry in found.pairs():
-        value = [f"{found.entries[entry].key}={found.entries[entry].values[0]}"] if found.entries[entry].values else []
+    return replace(found, barred=_barred(found, name))
+
+
+def _barred(league: League, name: str) -> dict[tuple[str, str], str]:
+    """Why methods cannot be played in worlds; refuses one that can be played in none, which is a slip."""
+    why: dict[tuple[str, str], str] = {}
+    pairs = league.pairs()
+    for world, entry in pairs:
+        player = league.entries[entry]
+        value = [f"{player.key}={player.values[0]}"] if player.values else []
         try:
-            found.experiment(world, entry, *value).timetable()
+            league.experiment(world, entry, *value).timetable()
         except BadInput as error:
-            raise BadInput(f"{name}: {entry} in {world}: {error}") from None
-    return found
+            why[world, entry] = str(error)
+    able = {entry for world, entry in pairs if (world, entry) not in why}
+    for (world, entry), error in why.items():
+        if entry not in able:
+            raise BadInput(f"{name}: {entry} in {world}: {error}")
+    return why
 
 
 def name_of(method: str) -> str:
@@ -158,12 +171,21 @@ def name_of(method: str) -> str:
     return method.rpartition(":")[2]
 
 
+def listed(text: str, names: Collection[str] = ()) -> list[str]:
+    """What stands between commas; a name that has one itself may be given whole."""
+    return [text] if text in names else [part.strip() for part in text.split(",") if part.strip()]
+
+
 def chosen(league: League, worlds: Sequence[str], methods: Sequence[str]) -> League:
-    """Only worlds with one of these in their names, only these methods; all where none is named."""
+    """Only these worlds, or those with one of these in their names, and only these methods; all where none is named."""
     for method in methods:
         if method not in league.entries:
             raise BadInput(f"--methods {method!r} is not in this league; {nearest(method, league.entries)}")
-    some = {name: world for name, world in league.worlds.items() if not worlds or any(part in name for part in worlds)}
+
+    def is_meant(name: str) -> bool:
+        return not worlds or any(part == name or (part in name and part not in league.worlds) for part in worlds)
+
+    some = {name: world for name, world in league.worlds.items() if is_meant(name)}
     if not some:
         raise BadInput(f"--worlds {worlds[0]!r} is in no world's name; {nearest(worlds[0], league.worlds)}")
     entries = {name: entry for name, entry in league.entries.items() if not methods or name in methods}

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..core.errors import BadInput
 from ..simulate.describe import privacy_class
-from .run import read_book
+from .book import read_book
 from .statistics import Pair, Ranking, pair, pairs, ranking
 
 MEASURES = ("global", "personal")
