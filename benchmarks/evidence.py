@@ -28,7 +28,7 @@ import sys
 import tarfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -39,6 +39,7 @@ import torch
 
 from fedlens import config
 from fedlens.core.files import write_atomic
+from fedlens.engines.mps import shared_gpu
 from fedlens.league.budget import trained
 from fedlens.papers.registry import reproducible
 from fedlens.runs.folder import RunFolder
@@ -160,9 +161,13 @@ def _cell_of(one: Wanted, words: tuple[str, ...]) -> Cell:
 def estimated(cell: Cell) -> float:
     """Seconds on one H200, alone: the steps of all clients, as rehearsed, times what one took there."""
     experiment = cell.experiment
-    images = trained(experiment) * len(experiment.images().train)
     name = config.to_dict(experiment.model)["is"]
-    return images / experiment.local.batch_size * STEP_MS.get(name, math.nan) / 1000
+    if experiment.local.steps is None:
+        steps = trained(experiment) * len(experiment.images().train) / experiment.local.batch_size
+    else:  # a stage in epochs beside these is one round
+        turns = [turn.stage for turn in experiment.timetable() if turn.stage.steps is not None]
+        steps = sum((stage.steps or 0) * stage.cohort.size(experiment.clients) for stage in turns)
+    return steps * STEP_MS.get(name, math.nan) / 1000
 
 
 class Clocked(Nobody):
@@ -384,7 +389,9 @@ def work(wanted: Sequence[Wanted], runs: Path, words: Sequence[str], until: floa
     return 0
 
 
-def side_by_side(command: Sequence[str], processes: int, until: float, often: Callable[[], Any]) -> None:
+def side_by_side(
+    command: Sequence[str], processes: int, until: float, often: Callable[[], Any], ways: Mapping[str, str]
+) -> None:
     """So many processes at the queue, a new one in the place of each that failed; results are collected in between."""
     running: list[subprocess.Popen[bytes] | None] = [None] * processes
     chances, looked = [4] * processes, time.monotonic()
@@ -397,7 +404,8 @@ def side_by_side(command: Sequence[str], processes: int, until: float, often: Ca
                     print(f"a process ended with code {code}", flush=True) if code else None
                 if running[place] is None and chances[place] and now < until:
                     left = ["--minutes", f"{(until - now) / 60:.3f}"] if until < math.inf else []
-                    running[place] = subprocess.Popen([*command, *left], stdin=subprocess.PIPE)
+                    environment = {**os.environ, **ways}
+                    running[place] = subprocess.Popen([*command, *left], stdin=subprocess.PIPE, env=environment)
             if not any(running):
                 break
             if now - looked > EVERY:
@@ -466,7 +474,8 @@ def lead(asked: argparse.Namespace, wanted: Sequence[Wanted], until: float) -> N
     command += [word for text in asked.only or () for word in ("--only", text)] + ["--required"] * asked.required
     command += ["--but", str(asked.but)] * bool(asked.but) + asked.words
     try:
-        side_by_side(command, asked.processes, until, often)
+        with shared_gpu(asked.processes > 1 and torch.cuda.is_available()) as ways:
+            side_by_side(command, asked.processes, until, often, ways)
     finally:
         often()
         if asked.state:
