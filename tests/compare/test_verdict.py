@@ -8,6 +8,7 @@ import pytest
 
 from fedlens.compare.latex import escaped
 from fedlens.compare.table import Comparison
+from fedlens.compare.verdict import p_words
 from test_compare import compared
 
 
@@ -27,6 +28,14 @@ def test_who_cannot_be_told_from_the_best():
     assert said.startswith("a has the highest mean, 71.00 %") and "; b cannot be told from it over 3 seeds" in said
     (said,) = Comparison([run for run in runs if run.method != "b"], "global").verdict()
     assert said.endswith("all others are worse over 3 seeds (p < 0.05).")
+
+
+@pytest.mark.parametrize(
+    ("p", "said"),
+    [(None, "–"), (0.0004, "<0.001"), (0.0012, "0.001"), (0.25, "0.250"), (0.0504, "0.0504"), (0.04996, "0.04996")],
+)
+def test_p_is_never_rounded_to_the_level_that_it_is_compared_with(p, said):
+    assert p_words(p) == said
 
 
 def test_the_table_marks_what_the_verdict_cannot_tell_apart_and_nothing_else():

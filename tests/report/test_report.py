@@ -255,8 +255,16 @@ def test_all_that_cannot_be_told_from_the_best_are_named_by_the_command_lines_te
     assert "; fedavg cannot be told from it" in sentence("", terminal.rows(""), terminal.by, "accuracy")
     (said,) = [sentence for sentence in shown["sentences"] if sentence.startswith("Against scaffold")]
     assert "paired t-test over seeds" in said and "fedavg p\u00a0=\u00a0" in said and "fedprox p\u00a0" in said
+    assert "Only p below 0.05 tells methods apart." in shown["sentences"]
+    cells = {row["method"]: row["p seeds"] for _, accuracies, _ in terminal.tables() for row in accuracies}
+    assert f"fedavg p\u00a0=\u00a0{cells['fedavg']}" in said  # the digits of the terminal's table
+    shown_p = {group["label"]: group["rank"]["p_words"]["seeds"] for group in shown["groups"]}
+    assert {name: p for name, p in shown_p.items() if name != "scaffold"} == {
+        name: p for name, p in cells.items() if p != "best"
+    }
     shown = gather(with_accuracies(three_seeds, 0.60, 0.61, 0.62, 0.81, 0.83, 0.825, 0.50, 0.53, 0.51))
     assert shown["headline"] == "scaffold was best with 82.2\u00a0%, 21.2 points above fedavg"
+    assert not any("tells methods apart" in sentence for sentence in shown["sentences"])
     assert shown["tiles"]["result"].startswith("scaffold was best: 82.2")
 
 

@@ -20,7 +20,7 @@ from ..runs.read import fairness
 from .latex import latex
 from .measured import Compared
 from .significance import FEWEST, holm, paired_t, wilcoxon
-from .verdict import close_because, mark_close, sentence
+from .verdict import close_because, mark_close, p_words, sentence
 
 By = Literal["global", "personal"]
 _NOTABLE = 0.1  # of its seconds that a run spends at the server, from which on that is shown
@@ -319,7 +319,7 @@ def _accuracies(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> di
             text[title] = _percent(row[name], row[f"{name}_std"])
     for name, title in {"p_seeds": "p seeds", "p_clients": "p clients"}.items():
         if any(one[name] is not None for one in rows):
-            text[title] = "best" if row["rank"] == 1 else _chance(row[name])
+            text[title] = "best" if row["rank"] == 1 else p_words(row[name])
     return text
 
 
@@ -357,9 +357,3 @@ def _number(value: float | None, spread: float | None, digits: int = 4) -> str:
     if value is None:
         return "–"
     return f"{value:.{digits}f}" + ("" if spread is None else f" ± {spread:.{digits}f}")
-
-
-def _chance(p: float | None) -> str:
-    if p is None:
-        return "–"
-    return "<0.001" if p < 0.001 else f"{p:.3f}"

@@ -24,6 +24,16 @@ def mark_close(rows: Sequence[dict[str, Any]]) -> None:
         row["is_close"] = is_ranked and not _is_worse(row, rows[0], tested)
 
 
+def p_words(p: float | None) -> str:
+    """p with as many digits as show on which side of LEVEL it is: 0.0504, not 0.050."""
+    if p is None:
+        return "–"
+    if p < 0.001:
+        return "<0.001"
+    digits = next((count for count in (3, 4, 5) if round(p, count) != LEVEL), 3)
+    return f"{p:.{digits}f}"
+
+
 def is_tested(rows: Sequence[Mapping[str, Any]]) -> bool:
     return any(row["p_seeds"] is not None for row in rows)
 

@@ -20,8 +20,7 @@ from ..plots.style import COLOURS, DARK_COLOURS, DASHES
 from ..runs.read import differing, runs_in
 from . import summary_text as story
 from .collect import collect
-from .groups import arenas, grouped
-from .ranking import rank
+from .ranking import ranked
 from .thumbnails import Pictures
 
 _NOT_SHOWN = ("settings", "owned", "timed", "compared")  # of a run: shown elsewhere, or nowhere
@@ -44,12 +43,7 @@ def gather(paths: Sequence[Path], latency: bool = False) -> dict[str, Any]:
     """All that the page shows. Its script takes every number from here."""
     folders, pictures = runs_in(paths), Pictures()
     runs = [collect(folder, name, pictures, latency) for folder, name in zip(folders, _names(folders), strict=True)]
-    groups = grouped(runs)
-    fields = arenas(groups)
-    for number, arena in enumerate(fields):
-        for member in arena:
-            groups[member]["arena"] = story.letter(number)
-    rank(groups, runs, fields)
+    groups, fields = ranked(runs)
     measure = story.measure_for([group for group in groups if group["complete"]])
     having = {model for group in groups for model in group["curves"]} | {measure}
     having |= {"personal"} if story.personal_models(groups) else set()

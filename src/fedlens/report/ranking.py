@@ -7,8 +7,20 @@ from dataclasses import replace
 from typing import Any
 
 from ..compare.table import Comparison
-from ..compare.verdict import is_tested
-from .summary_text import has_measure, measure_for
+from ..compare.verdict import is_tested, p_words
+from .groups import arenas, grouped
+from .summary_text import has_measure, letter, measure_for
+
+
+def ranked(runs: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[list[int]]]:
+    """Groups of runs, each with its `rank` and the letter of its `arena`; and which of them may be compared."""
+    groups = grouped(runs)
+    fields = arenas(groups)
+    for number, arena in enumerate(fields):
+        for member in arena:
+            groups[member]["arena"] = letter(number)
+    rank(groups, runs, fields)
+    return groups, fields
 
 
 def rank(groups: Sequence[dict[str, Any]], runs: Sequence[Mapping[str, Any]], arenas: Sequence[Sequence[int]]) -> None:
@@ -38,6 +50,7 @@ def _compare(rivals: Mapping[str, dict[str, Any]], runs: Sequence[Mapping[str, A
     for row in rows:
         rivals[row["method"]]["rank"] = {
             **{name: row[name] for name in ("rank", "mean", "std", "p_seeds", "p_clients")},
+            "p_words": {over: p_words(row[f"p_{over}"]) for over in ("seeds", "clients")},
             "is_best": row is rows[0],
             "is_close": row["is_close"],
             "tested": tested,

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..compare.significance import FEWEST
+from ..compare.verdict import LEVEL
 from ..core import format
 from ..core.format import joined
 from ..runs.measures import window
@@ -101,13 +102,14 @@ def told(
     runs: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]], arenas: Sequence[Sequence[int]]
 ) -> dict[str, Any]:
     """headline, sentences about the result, costs and privacy: of the only arena, or a line for each of several;
-    `listed` where sentences are about different things, and no text."""
+    `listed` where sentences are about different things, and no text; `brief` has their headlines alone."""
     fields = {n: [groups[m] for m in arena if groups[m]["complete"]] for n, arena in enumerate(arenas)}
     fields = {letter(n): field for n, field in fields.items() if field}
     if not fields:
         return {
             "headline": "No run is complete yet",
             "sentences": [],
+            "brief": [],
             "costs": [],
             "privacy": [],
             "listed": False,
@@ -121,14 +123,15 @@ def told(
         listed = len(field) > 1 and measure_for(field) is None
         sentences = result + _more_differs(runs, field)
         told = {"headline": headline, "sentences": sentences, "costs": costs, "privacy": privacy, "listed": listed}
-        return told | {"tiles": _tiles(field, runs)}
+        return told | {"brief": result, "tiles": _tiles(field, runs)}
     lines = [
         " ".join([f"{name}: {headline}.", *result, *_more_differs(runs, fields[name])])
         for name, (headline, result, _) in answers.items()
     ]
     headline = f"{len(fields)} settings with data or a split of their own, to be read one by one"
-    tiles = {"privacy": safety.status(order, runs)}
-    return {"headline": headline, "sentences": lines, "costs": [], "privacy": privacy, "listed": True, "tiles": tiles}
+    brief = [f"{name}: {headline}." for name, (headline, *_) in answers.items()]
+    told = {"headline": headline, "sentences": lines, "brief": brief, "costs": [], "privacy": privacy, "listed": True}
+    return told | {"tiles": {"privacy": safety.status(order, runs)}}
 
 
 def _tiles(groups: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -184,7 +187,7 @@ def _answer(groups: Sequence[Mapping[str, Any]]) -> tuple[str, list[str], list[s
 def _winner(ranked: Sequence[Mapping[str, Any]], measure: str) -> str:
     """Who was best; where others cannot be told from it, all of them."""
     best, second = ranked[:2]
-    close = [group for group in ranked if group["rank"]["is_close"]]
+    close = _close(ranked)
     over = f" ({averaged(ranked)})" if best["rank"]["last"] > 1 else ""
     if not close:
         lead = f"{100 * (_known(best) - _known(second)):.1f} points above {_named(second)}"
@@ -220,16 +223,22 @@ def _tests(ranked: Sequence[Mapping[str, Any]]) -> list[str]:
     best, *others = ranked
     for over, test in _TESTS.items():
         if tested := [group for group in others if group["rank"][f"p_{over}"] is not None]:
-            each = [f"{group['label']} {chance(group['rank'][f'p_{over}'])}" for group in tested]
-            return [f"Against {best['label']}, {test}: {', '.join(each)}."]
+            each = [f"{group['label']} {_p(group['rank']['p_words'][over])}" for group in tested]
+            rule = [f"Only p below {LEVEL} tells methods apart."] if over == "seeds" and _close(ranked) else []
+            return [f"Against {best['label']}, {test}: {', '.join(each)}.", *rule]
     if all(group["complete"] == 1 for group in ranked):
         return []
     return [f"No test was possible: one needs {FEWEST} seeds, or accuracies of single clients."]
 
 
-def chance(p: float) -> str:
-    """p as a sentence has it."""
-    return "p\u00a0<\u00a00.001" if p < 0.001 else f"p\u00a0=\u00a0{p:.2g}"
+def _p(words: str) -> str:
+    """p as a sentence has it: p = 0.051, p < 0.001."""
+    return f"p\u00a0<\u00a0{words[1:]}" if words.startswith("<") else f"p\u00a0=\u00a0{words}"
+
+
+def _close(ranked: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Those that cannot be told from the best."""
+    return [group for group in ranked if group["rank"]["is_close"]]
 
 
 def _lacking(groups: Sequence[Mapping[str, Any]], measure: str) -> list[str]:

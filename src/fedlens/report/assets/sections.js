@@ -7,7 +7,7 @@ function comparison() {
   const share = (of, name, which) => ({ name, number: true, best: best(which), text: (group) => percents(of(group)), value: (group) => of(group)?.mean ?? null, deviation: (group) => of(group)?.std ?? null });
   const cost = (name, key, units) => ({ name, number: true, best: best("low"), text: (group) => withSpread(group[key], units), value: (group) => group[key].mean, deviation: (group) => group[key].std });
   const model = fairModel(), ranked = groups.filter((group) => group.rank), last = Math.max(1, ...ranked.map((group) => group.rank.last)), many = last > 1;
-  const chance = (over) => ({ name: `p ${over}`, number: true, text: (group) => (!group.rank ? "–" : group.rank.is_best ? "best" : likely(group.rank[`p_${over}`])), value: (group) => group.rank?.[`p_${over}`] ?? null });
+  const chance = (over) => ({ name: `p ${over}`, number: true, text: (group) => (!group.rank ? "–" : group.rank.is_best ? "best" : group.rank.p_words[over]), value: (group) => group.rank?.[`p_${over}`] ?? null });
   const chances = ["seeds", "clients"].filter((over) => ranked.some((group) => known(group.rank[`p_${over}`]))).map(chance);
   const accuracies = models.map((model) => [model, share((group) => group.accuracy[modelOf(group, model)], ["global", "personal"].includes(model) ? `${model} model${model === "global" && many ? " (last round)" : ""}, %` : `${model.replace("personal", "personal model,")}, %`, "high")]);
   const top = report.arenas > 1 || !ranked.length ? {} : { top: (group) => Boolean(group.rank?.is_best || group.rank?.is_close) }; // what the headline cannot tell apart is marked alike
@@ -30,7 +30,6 @@ function comparison() {
   return [element("p", {}, `Accuracy and what it cost${many ? "" : ", after the last round"}${report.arenas > 1 ? "" : `; the best of each column is bold${ranked.some((group) => group.rank.is_close) ? `, and of ${first[0].name.split(",")[0]} all that cannot be told from it` : ""}`}.`, seeds), table("Comparison of methods", columns, rows, { id: "comparison", caption: [caption, tests].filter(Boolean).join(" ") })];
 }
 
-const likely = (p) => (!known(p) ? "–" : p < 0.001 ? "<0.001" : p.toFixed(3));
 
 function fairModel() {
   const models = Object.keys(report.measures).filter((name) => name !== "global");
