@@ -35,7 +35,13 @@ def opened(browser: Chromium, server: LiveServer, size: str = "laptop", more: st
     width, height, phone = SIZES[size]
     page = browser.open(address(server) + more, width, height, phone=phone, dark=dark)
     page.until("document.querySelector('.runs tbody tr, .bar svg') !== null")
+    calm(page)
     return page
+
+
+def calm(page: Page) -> None:
+    """Until the answer is there, which may move what is below it."""
+    page.until("document.querySelector('#answer[aria-busy]') === null", 90)
 
 
 def quiet(page: Page, server: LiveServer) -> bool:

@@ -34,8 +34,11 @@ DRAWN = 100  # clients of a split at most
 PASSES = 9  # of which the fastest counts, where latency is measured
 
 
-def collect(path: Path, name: str, pictures: Pictures, latency: bool = False) -> dict[str, Any]:
-    """A run as plain data; `state` says whether it is complete, unfinished or corrupt, and `trouble` what is wrong."""
+def collect(path: Path, name: str, pictures: Pictures | None, latency: bool = False) -> dict[str, Any]:
+    """A run as plain data; `state` says whether it is complete, unfinished or corrupt, and `trouble` what is wrong.
+
+    Without `pictures`, also without what its method adds: enough to tell who won, and quicker.
+    """
     blank = {"name": name, "state": "corrupt", "trouble": "", "method": "?", "settings": {}, "seed": None}
     try:
         with damage_of(path):
@@ -48,9 +51,9 @@ def collect(path: Path, name: str, pictures: Pictures, latency: bool = False) ->
         return finite(blank | {"trouble": str(error)})
 
 
-def _intact(run: StoredRun, pictures: Pictures, name: str, latency: bool) -> dict[str, Any]:
+def _intact(run: StoredRun, pictures: Pictures | None, name: str, latency: bool) -> dict[str, Any]:
     names = run.folder.names()
-    own = _own_part(run, latency) if run.result else {}
+    own = _own_part(run, latency) if run.result and pictures else {}
     sent, privacy, audit = run.traffic(), run.json("privacy.json"), _without_run(run.json("audit.json"))
     return {
         "state": "complete" if run.result else "unfinished",
@@ -74,7 +77,7 @@ def _intact(run: StoredRun, pictures: Pictures, name: str, latency: bool) -> dic
         "flower": _flower(run),
         "sub_models": [{**row, "name": names.client(row["client"])} for row in own.get("sub_models", ())],
         "timed": own.get("timed", ""),
-        "pictures": pictures.of(run.folder.figures, name, leaking(audit)),
+        "pictures": pictures.of(run.folder.figures, name, leaking(audit)) if pictures else [],
     }
 
 

@@ -31,6 +31,7 @@ from ..report import page as report
 from ..runs.read import DAMAGE
 from ..simulate.recorder import STOP
 from . import clients
+from .answer import Answers
 from .curves import POINTS
 from .watch import PAUSE, Watch
 
@@ -53,7 +54,7 @@ _HEADERS = {
 # A report brings a stricter policy of its own, that names its script and style by their hashes.
 _REPORT_HEADERS = {**_HEADERS, "Content-Security-Policy": "frame-ancestors 'none'"}
 _SHARED = ("elements.js", "tables.js", "charts.js")  # with the report
-_OWN = ("draw.js", "plot.js", "store.js", "curves.js", "list.js", "run.js", "live.js")
+_OWN = ("draw.js", "plot.js", "store.js", "curves.js", "answer.js", "list.js", "run.js", "live.js")
 
 
 class Answer(NamedTuple):
@@ -89,7 +90,7 @@ class LiveServer(ThreadingHTTPServer):
             )
         if token and not _TOKEN.fullmatch(token):
             raise BadInput("--token should be sixteen or more letters, digits, - or _")
-        self.watch = Watch(self.folder)
+        self.watch, self.answers = Watch(self.folder), Answers()
         self.closed = threading.Event()
         self.listeners = threading.BoundedSemaphore(LISTENERS)
         self.reporting = threading.Lock()  # one report at a time: each is seconds of work
@@ -411,6 +412,11 @@ def _report(server: LiveServer, words: dict[str, list[str]]) -> Answer:
     return Answer(text.encode(), "text/html; charset=utf-8", headers=_REPORT_HEADERS)
 
 
+def _winner(server: LiveServer, words: dict[str, list[str]]) -> Answer:
+    runs = server.watch.known(_several(words, "an answer is about"))
+    return _as_json(finite(server.answers.about({run.name: run.path for run in runs})))
+
+
 def _stop(server: LiveServer, words: dict[str, list[str]]) -> Answer:
     run = server.watch.run(_one(words, "run"))
     if run.row["state"] != "running":
@@ -434,5 +440,6 @@ _GET: _Routes = {
     "/client": _client,
     "/picture": _picture,
     "/report": _report,
+    "/answer": _winner,
 }
 _POST: _Routes = {"/stop": _stop}

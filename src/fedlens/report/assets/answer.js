@@ -5,20 +5,12 @@ const modelOf = (group, measure) => (measure === "personal" ? group.personal : m
 const modelWords = { global: "global model", "fine-tuned": "fine-tuned", "personal after": "personal, after training", "personal before": "personal, before training" };
 
 function answer() {
-  const { tiles } = report, alarmed = report.privacy.some((one) => one.alarm);
-  const sentence = (one) => element("li", { class: one.alarm ? "alarmed" : null }, one.alarm && element("b", {}, "Attention: "), one.text ?? one);
-  const narrow = matchMedia("(max-width: 40rem)"); // a phone has all three answers on its first screen, and reasons when asked
-  const few = (said) => (narrow.matches ? 0 : Math.max(3, said.filter((one) => one.alarm).length));
-  const cell = (id, title, big, said, alarm) => (big || said.length > 0) && element("div", { id, class: alarm ? "cell loud" : "cell" }, element("h2", {}, title), big && element("p", { class: "big" }, big),
-    few(said) > 0 && said.length > 0 && element("ul", {}, said.slice(0, few(said)).map(sentence)),
-    said.length > few(said) && element("details", {}, element("summary", { "aria-label": `${said.length - few(said)} more on: ${title}` }, `${said.length - few(said)} more`), element("ul", {}, said.slice(few(said)).map(sentence))));
-  const cells = () => element("div", { class: "cells" }, !report.listed && cell("result", "Result", tiles.result, report.sentences), cell("safety", "Privacy", tiles.privacy, report.privacy, alarmed), cell("cost", "Cost", tiles.cost, report.costs));
-  const shown = cells();
-  narrow.addEventListener("change", () => shown.replaceChildren(...cells().childNodes));
+  const shown = answerCells(report);
+  narrow.addEventListener("change", () => shown.replaceChildren(...answerCells(report).childNodes));
   addEventListener("beforeprint", () => document.querySelectorAll(".cell details").forEach((one) => { one.open = true; })); // paper has no buttons
   return element("header", { id: "answer" },
     element("h1", {}, report.headline + "."),
-    report.warnings.map((sentence) => element("p", { class: "warning", role: "note" }, element("b", {}, "Attention:"), sentence)),
+    cautions(report),
     report.listed && element("ul", { class: "lead" }, report.sentences.map((words) => element("li", {}, words))),
     shown, recovered());
 }

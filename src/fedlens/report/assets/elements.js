@@ -92,6 +92,20 @@ function list(names, most = 6) {
   return names.slice(0, most).join(", ") + (names.length > most ? ` and ${names.length - most} more` : "");
 }
 
+// ---- result, privacy and cost beside each other ----
+const narrow = matchMedia("(max-width: 40rem)"); // a phone has all three answers on its first screen, and reasons when asked
+function answerCells(found) {
+  const sentence = (one) => element("li", { class: one.alarm ? "alarmed" : null }, one.alarm && element("b", {}, "Attention: "), one.text ?? one);
+  const few = (said) => (narrow.matches ? 0 : Math.max(3, said.filter((one) => one.alarm).length));
+  const cell = (id, title, big, said, alarm) => (big || said.length > 0) && element("div", { id, class: alarm ? "cell loud" : "cell" }, element("h2", {}, title), big && element("p", { class: "big" }, big),
+    few(said) > 0 && said.length > 0 && element("ul", {}, said.slice(0, few(said)).map(sentence)),
+    said.length > few(said) && element("details", {}, element("summary", { "aria-label": `${said.length - few(said)} more on: ${title}` }, `${said.length - few(said)} more`), element("ul", {}, said.slice(few(said)).map(sentence))));
+  const { tiles } = found, alarmed = found.privacy.some((one) => one.alarm);
+  return element("div", { class: "cells" }, !found.listed && cell("result", "Result", tiles.result, found.sentences), cell("safety", "Privacy", tiles.privacy, found.privacy, alarmed), cell("cost", "Cost", tiles.cost, found.costs));
+}
+// What must not be overlooked.
+const cautions = (found) => found.warnings.map((words) => element("p", { class: "warning", role: "note" }, element("b", {}, "Attention:"), words));
+
 // ---- files to keep ----
 const slug = (words) => words.toLowerCase().replace(/[^a-z0-9]+/g, "-").replace(/^-|-$/g, "").slice(0, 60);
 function handOver(name, content, kind) {

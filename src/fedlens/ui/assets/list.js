@@ -11,10 +11,10 @@ const averagesAtEnd = (row) => row.state === "done" && row.evaluated_on === "glo
 
 // A column: words, value(row) to sort by, text(value, row) to read; number: a group shows its mean; alike: what all runs share is said once.
 const COLUMNS = {
-  accuracy: { words: "last accuracy, %", number: true, value: (row) => row.accuracy, text: (value) => percent(value), deviation: true },
-  curve: { words: "curve" },
   closing: { words: "mean at the end, %", number: true, value: (row) => (averagesAtEnd(row) ? row.closing : null), text: (value) => percent(value), deviation: true },
+  accuracy: { words: "last accuracy, %", number: true, value: (row) => row.accuracy, text: (value) => percent(value), deviation: true },
   best: { words: "best, %", number: true, value: (row) => row.best, text: (value) => percent(value) },
+  curve: { words: "curve" },
   round: { words: "rounds", number: true, value: (row) => row.round, text: (value, row) => (row ? progress(row) : String(Math.round(value))) },
   state: { words: "state", value: (row) => stateWords(row) },
   privacy: { words: "privacy", value: (row) => row.privacy },
@@ -39,13 +39,13 @@ function columnsNow(all) {
   return Object.fromEntries([...used, ...keys.map((key) => [`set.${key}`, { words: key, value: (row) => setting(row.name, key) ?? null, text: plainly, number: all.every((row) => typeof (setting(row.name, key) ?? 0) === "number"), all: true }])]);
 }
 
-function shared(all) {
+function shared(all, told) { // `told`: what the answer says already
   const of = (value) => { const each = new Set(all.map(value).filter((one) => known(one) && one !== "")); return all.length > 1 && each.size === 1 ? [...each][0] : null; };
   const data = of((row) => row.data), clients = of((row) => row.clients);
   const count = (has) => { const some = all.filter(has).length; return some === all.length ? "all" : `${some} of ${all.length}`; }, privacy = all.length > 0 && [all.some((row) => row.shares) && `${count((row) => row.shares)} share data`, all.some((row) => !row.tested) && (all.some((row) => row.tested) ? `${count((row) => !row.tested)} not tested by attack` : "none tested by attack")].filter(Boolean).join(", ");
   const done = all.filter((row) => row.state === "done"), range = (values, write) => (values.length ? [...new Set(extent(values).map(write))].join(" to ") : "");
   const cost = [range(done.map((row) => row.bytes).filter(known), size), range(done.map((row) => row.seconds).filter(known), duration)].filter(Boolean).join(", ");
-  return [data && `all on ${data}`, known(clients) && `${clients} clients each`, cost && `cost: ${cost}`, privacy && `privacy: ${privacy}`];
+  return [data && `all on ${data}`, known(clients) && `${clients} clients each`, cost && !told.cost && `cost: ${cost}`, privacy && !told.privacy && `privacy: ${privacy}`];
 }
 
 // What a group has in a column: a mean with its deviation, or all values.
@@ -65,11 +65,13 @@ function together(column, members) {
 function line(item, view) {
   const names = () => (item.members ? item.members.map((row) => row.name) : [item.name]);
   const box = element("input", { type: "checkbox", onchange: () => { for (const name of names()) box.checked ? ticked.add(name) : ticked.delete(name); view.ticked(); } });
-  const title = element("span", { class: "title" }), head = element("th", { scope: "row" }, element("label", { class: "tick" }, box), title), node = element("tr", {}, head);
+  const title = element("span", { class: "title" }), mark = element("span", { class: "mark", hidden: "" }), head = element("th", { scope: "row" }, element("label", { class: "tick" }, box), title), node = element("tr", {}, head);
   let drawnSpark = null, cells = {}, written = {}, order = "";
   const open = item.members && element("button", { type: "button", class: "plain fold", "aria-expanded": "false", onclick: () => view.fold(item.key) });
-  function update(now, columns, keys, expanded) {
+  function update(now, columns, keys, expanded, marks) {
     item = now;
+    mark.textContent = (item.members && names().map((name) => marks[name]).find(Boolean)) || ""; // of a method, not of one seed
+    mark.hidden = !mark.textContent;
     const words = item.members ? item.label : brief(item.name), row = item.members ? item.members[0] : item;
     box.checked = names().every((name) => ticked.has(name));
     box.indeterminate = !box.checked && names().some((name) => ticked.has(name));
@@ -77,7 +79,7 @@ function line(item, view) {
     if (title.dataset.words !== words + row.remark + row.trouble) {
       title.dataset.words = words + row.remark + row.trouble;
       title.replaceChildren(item.members ? element("span", { class: "name" }, foldable(words)) : leads({ run: item.name }, { class: "name", title: item.name }, foldable(words)), ...(item.members ? [open] : []),
-        !item.members && row.remark ? element("span", { class: "remark", title: "Newest note" }, row.remark) : "", !item.members && row.trouble && row.state !== "stopped" ? element("span", { class: "trouble" }, row.trouble) : "");
+        !item.members && row.remark ? element("span", { class: "remark", title: "Newest note" }, row.remark) : "", !item.members && row.trouble && row.state !== "stopped" ? element("span", { class: "trouble" }, row.trouble) : "", mark);
     }
     if (open) { open.textContent = `${item.members.length} run${item.members.length > 1 ? "s" : ""}`; open.setAttribute("aria-expanded", expanded); }
     if (order !== keys.join()) { order = keys.join(); cells = Object.fromEntries(keys.map((key) => [key, element("td", { class: columns[key].number ? "number" : key })])); drawnSpark = null; written = {}; node.replaceChildren(head, ...Object.values(cells)); }
@@ -124,6 +126,8 @@ function listView() {
   const everything = element("input", { type: "checkbox", "aria-label": "Tick all runs that are shown", onchange: () => { for (const name of listed().map((row) => row.name)) everything.checked ? ticked.add(name) : ticked.delete(name); view.ticked(); } });
   const first = element("th", { scope: "col" }, element("label", { class: "tick" }, everything), sorter("name", "run"));
   function sorter(name, words) { return element("button", { type: "button", "data-sort": name, onclick: () => { const down = COLUMNS[name]?.number; remember({ sort: shown.sort === name ? `-${name}` : shown.sort === `-${name}` ? (down ? name : "") : down ? `-${name}` : name }); arrange(true); } }, words); }
+  const inQuestion = () => (chosen().length > 1 ? { words: "of the ticked runs", all: chosen().map((name) => rows.get(name)) } : { words: shown.find || shown.show !== "all" ? "of the runs shown" : "", all: listed() });
+  const answer = answerSection(inQuestion, () => arrange(false)), ordered = element("p", { class: "quiet", id: "order" });
   const listed = () => { const fits = matcher(shown.find); return [...rows.values()].filter((row) => (shown.show === "all" || row.state === shown.show) && fits(row)); };
   // Running ones first, then the youngest; an order that changes with every round would move under the finger.
   const natural = (a, b) => (b.state === "running") - (a.state === "running") || b.began - a.began || inWords(a.name, b.name);
@@ -149,7 +153,7 @@ function listView() {
     const names = entries.map((entry) => entry.key || entry.name);
     for (const [at, entry] of entries.entries()) {
       if (!lineOf.has(names[at])) lineOf.set(names[at], line(entry, view));
-      lineOf.get(names[at]).update(entry, columns, keys, unfolded.has(entry.key));
+      lineOf.get(names[at]).update(entry, columns, keys, unfolded.has(entry.key), answer.marks());
       lineOf.get(names[at]).node.classList.toggle("member", Boolean(shown.group) && !entry.members);
     }
     // While somebody points at a row, rows stay where they are.
@@ -162,8 +166,11 @@ function listView() {
     scroll.hidden = !entries.length;
     empty.textContent = rows.size ? (all.length ? "" : "No run is like that.") : heard ? "There is no run in this folder yet. One that begins appears here by itself." : "";
     empty.hidden = !empty.textContent;
-    within.textContent = [prefix && `All names begin with ${prefix}`, ...shared(whole)].filter(Boolean).join(" · ");
+    within.textContent = [prefix && `All names begin with ${prefix}`, ...shared(whole, answer.tiles())].filter(Boolean).join(" · ");
     within.hidden = !within.textContent;
+    ordered.textContent = columns[shown.sort.replace(/^-/, "")] || /^-?name$/.test(shown.sort) ? "" : `Rows are in order of time, ${all.some((row) => row.state === "running") ? "running ones and then the newest" : "the newest"} first: not a ranking.`;
+    ordered.hidden = entries.length < 2 || !ordered.textContent;
+    answer.update();
     const count = STATES.map((name) => [name, whole.filter((row) => row.state === name).length]).filter(([, number]) => number);
     title.textContent = count.length ? count.map(([name, number]) => `${number} ${name}`).join(", ") : heard ? "No runs" : "Reading runs …";
   }
@@ -184,7 +191,7 @@ function listView() {
   function differences() { apart.lastElementChild.replaceChildren(settingsDiff(items())); }
   apart.addEventListener("toggle", () => { if (apart.open) differences(); });
   const view = {
-    node: element("div", {}, title, within, comparison, element("div", { class: "controls", role: "search" }, search, which, grouping, hint), scroll, empty, element("p", {}, more)),
+    node: element("div", {}, title, answer.node, within, comparison, element("div", { class: "controls", role: "search" }, search, which, grouping, hint), ordered, scroll, empty, element("p", {}, more)),
     update(changed) {
       for (const name of lineOf.keys()) if (!rows.has(name) && !/^(group|alone) /.test(name)) lineOf.delete(name);
       arrange(false);
