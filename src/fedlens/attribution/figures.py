@@ -22,8 +22,8 @@ USUAL = ("gradient", "integrated_gradients", "smoothgrad", "guided_backprop", "l
 # The flat rule spreads relevance over the first layer's window: right for masks, hard to read on small images.
 READABLE: dict[str, dict[str, Any]] = {"lrp": {"composite": "epsilon_plus"}}
 CELL = 1.1  # inches a side
-_WRONG = "#c00000"
 _LETTER, _LINE = 0.05, 0.115  # inches of the smallest letters: how wide one is, and a line's height
+WRONG = "✗ in bold: the model is wrong"
 ASKED: dict[Target, str] = {
     "true": "the true class",
     "predicted": "the class that the model predicts",
@@ -51,7 +51,7 @@ def explain(
 
     `weights` by name (clients, rounds) give one column for each of them and method. `pictures` are the images as people
     see them, 0 to 1; without them the network's input is stretched to that. `options` are by method, over READABLE.
-    With the names of `classes`, it is said what each model takes an image for, in red where y is another.
+    With the names of `classes`, it is said what each model takes an image for, with a cross where y is another.
     """
     models = {"": weights} if isinstance(weights, Tree) else dict(weights)
     maps: dict[str, Tensor] = {}
@@ -114,7 +114,7 @@ def draw_grid(
     columns = {"": as_picture(images), **shown}
     kinds = {_method(name) in signed for name in maps}
     said = legend(asked, signed=True in kinds, heat=False in kinds) if maps else ""
-    told = f"{said}; in red: what a model is wrong about" if taken_for else said
+    told = f"{said}; {WRONG}" if taken_for else said
     path.parent.mkdir(parents=True, exist_ok=True)
     style.write(_grid(columns, titles or (), taken_for or {}, told), path)
     return path
@@ -143,12 +143,17 @@ def _grid(
             axis.set_yticks([])
             axis.spines[:].set_visible(False)
         for (label, is_right), axis in zip(taken_for.get(name, ()), line, strict=False):
-            axis.set_xlabel(label, fontsize=6, labelpad=1, color="black" if is_right else _WRONG)
+            write_below(axis, label, is_right, fontsize=6, labelpad=1)
     for title, axis in zip(titles, axes[:, 0], strict=False):
         axis.set_ylabel(title, fontsize=6)
     figure.text(0.5, _LINE / 4 / height, "\n".join(lines), ha="center", va="bottom", fontsize=6, gid=paper.CAPTION)
     figure.subplots_adjust(0.35 / width, below / height, 0.995, 1 - 0.3 / height, 0.04, gap)
     return figure
+
+
+def write_below(axis: Any, label: str, is_right: bool, **how: Any) -> None:
+    """What a model takes a picture for; where it is wrong, as WRONG says. Colours belong to the maps."""
+    axis.set_xlabel(label if is_right else f"✗ {label}", fontweight="normal" if is_right else "bold", **how)
 
 
 def readable(method: str) -> str:

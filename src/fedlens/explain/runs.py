@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..attribution import attribute
-from ..attribution.figures import as_picture, overlay
+from ..attribution.figures import WRONG, as_picture, overlay, write_below
 from ..core.batches import Shard
 from ..core.errors import BadInput
 from ..plots.style import caption, pyplot, save
@@ -19,9 +19,8 @@ from .run import some_images
 
 LEGEND = (
     "red to yellow: where a model finds what speaks for the true class, each map scaled by its own largest values; "
-    "below the image its class, below a map what the model takes it for, in red when that is wrong"
+    f"below the image its class, below a map what the model takes it for; {WRONG}"
 )
-_WRONG = "#c00000"
 
 
 def explain_runs(
@@ -54,7 +53,7 @@ def chosen(run: OpenedRun, client: int, count: int, which: Sequence[int] = ()) -
 def side_by_side(
     runs: Mapping[str, OpenedRun], client: int, index: Tensor, path: Path, *, method: str = "grad_cam"
 ) -> Path:
-    """Maps ask about the true class; below each is what the model takes the image for, in red when it is wrong."""
+    """Maps ask about the true class; below each is what the model takes the image for, with a cross if wrong."""
     same_split(runs)
     images = next(iter(runs.values())).images
     models = {name: (run, run.model(client)) for name, run in runs.items()}
@@ -87,7 +86,7 @@ def draw_maps(
         line[0].set_title(name, fontsize=8)
         for picture, label, is_right, axis in zip(shown, taken_for, right, line, strict=True):
             axis.imshow(picture, interpolation="nearest")
-            axis.set_xlabel(label, fontsize=7, labelpad=2, color="black" if is_right else _WRONG)
+            write_below(axis, label, is_right, fontsize=7, labelpad=2)
     for axis in axes.flat:
         axis.set(xticks=[], yticks=[])
         axis.grid(False)
