@@ -275,6 +275,7 @@ def test_colours():
     heat = torch.from_numpy(coloured(torch.tensor([[[1.0, 0.0, 0.5]]]), 1.0))[0]
     torch.testing.assert_close(signed[0], torch.tensor([[1.0, 0, 0], [1, 1, 1], [0, 0, 1]]))
     assert heat[0, 1].tolist() == [0, 0, 0] and heat[0, 0, 0] == 1 and heat[0, 0, 1] == 1
+    assert heat[0, 2, 0] - heat[0, 2, 1] < 0.1  # not red, which says "for" in signed maps
     image = torch.full((1, 3, 2, 2), 0.5)
     over = overlay(image, torch.tensor([[[1.0, 0.0], [-1.0, 0.0]]]))
     assert over.shape == (1, 3, 2, 2) and over[0, :, 0, 1].tolist() == pytest.approx([0.5] * 3)

@@ -185,11 +185,13 @@ def is_signed(maps: Tensor) -> bool:
 
 
 def coloured(maps: Tensor, share: float = 0.995, *, signed: bool | None = None):
-    """[n, h, w, 3]: red for and blue against on white if any of them has both signs, else black to red to yellow."""
+    """[n, h, w, 3]: red for and blue against on white if any of them has both signs, else black to yellow.
+
+    The second has no red on its way, which would be read as that of the first."""
     value = scaled(maps, share)
     up, down = value.clamp(min=0), (-value).clamp(min=0)
     both = torch.stack([1 - down, 1 - up - down, 1 - up], -1)
-    heat = torch.stack([2 * up, 2 * up - 0.8, 4 * up - 3.2], -1)
+    heat = torch.stack([1.1 * up, up, 2 * up - 1.3], -1)
     return (both if (is_signed(maps) if signed is None else signed) else heat).clamp(0, 1).numpy()
 
 
@@ -198,6 +200,7 @@ def overlay(images: Tensor, maps: Tensor, strength: float = 0.6) -> Tensor:
     gray = images.detach().cpu().float().clamp(0, 1).mean(1, keepdim=True).expand(-1, 3, -1, -1)
     summed = maps.sum(1) if maps.dim() == 4 else maps
     positive = summed.detach().cpu().float().clamp(min=0)
-    heat = torch.from_numpy(coloured(positive)).movedim(-1, 1)
+    up = scaled(positive)
+    heat = torch.stack([2 * up, 2 * up - 0.8, 4 * up - 3.2], 1).clamp(0, 1)  # by red: yellow alone is lost on white
     alpha = strength * normalised(positive)[:, None]
     return (1 - alpha) * gray + alpha * heat
