@@ -77,6 +77,11 @@ class Book:
         """What is known of a method in a world."""
         return self._pairs.get((world, method), {})
 
+    def rounds(self, world: str, method: str, value: str, counts: bool) -> int | None:
+        """Of a run that is known, one that counts or one of the search: finding out a budget takes a second."""
+        known = (cell for cell in self.of(world, method) if cell.value == value and (cell.part == "final") is counts)
+        return next((cell.rounds for cell in known), None)
+
     def write(self) -> None:
         about = {"format": FORMAT, "title": self.league.title, "worlds": self.worlds, "methods": self.methods}
         lines = ",\n".join("  " + json.dumps(row) for row in self.rows.values())

@@ -174,7 +174,7 @@ def failures(book: Book) -> list[str]:
     said = []
     for (world, method), errors in found.items():
         is_out = book.best(world, method, "rate") is None
-        runs = f"{len(errors)} run{'s' * (len(errors) > 1)} failed"
+        runs = f"{len(errors)} run{'s' * (len(errors) > 1)} without a result"
         told = f"is left out in {world}, where all of its search failed" if is_out else f"in {world}: {runs}"
         said.append(f"{method} {told} ({errors[0]}); the same command tries again")
     return said

@@ -29,9 +29,9 @@ def missing(league: League, book: Book, rounds: Rounds, done: set[tuple[str, str
         todo = searched if isinstance(searched, list) else []
         if isinstance(searched, Match):
             searched = book.steady(searched)
-            whole = rounds(world, method, searched.value) or searched.rounds
-            finals = (replace(searched, part="final", seed=seed, rounds=whole) for seed in league.seeds)
-            todo = [cell for cell in finals if cell not in book.rows]
+            whole = book.rounds(world, method, searched.value, True) or rounds(world, method, searched.value)
+            finals = [replace(searched, part="final", seed=seed, rounds=whole or 0) for seed in league.seeds]
+            todo = [cell for cell in finals if cell.rounds and cell not in book.rows]
         if not todo:
             done.add((world, method))
         yield from todo
@@ -43,10 +43,12 @@ def _searched(league: League, book: Book, world: str, method: str, rounds: Round
 
     def cells(part: Part, rate: float, value: str = "") -> list[Match]:
         """One that is not in the book; none where the budget of this value cannot be found out."""
-        whole = rounds(world, method, value)
-        if whole is None:
-            return []
-        short = max(1, round(whole * league.search_share))
+        short = book.rounds(world, method, value, False)
+        if short is None:
+            whole = rounds(world, method, value)
+            if whole is None:
+                return []
+            short = max(1, round(whole * league.search_share))
         one = Match(part, world, method, rate, value, league.search_seed, short)
         return [] if one in book.rows else [one]
 
