@@ -6,7 +6,9 @@ import re
 
 import pytest
 
+from fedlens.cli.data import _print_counts
 from fedlens.cli.main import app
+from fedlens.data import Names
 from fedlens.data.show import source_named
 from fedlens.runs.folder import RunFolder
 from fedlens.runs.read import bytes_until, curve
@@ -46,6 +48,19 @@ def test_data_show_draws_the_split(fedlens, tmp_path):
     row = json.loads(fedlens("data", "show", *words, cwd=tmp_path))
     assert (tmp_path / "picture.png").stat().st_size > 10_000 and (tmp_path / "picture.svg").exists()
     assert len(row["hash"]) == 64 and 0 < row["skew"]["size_gini"] < 1
+    assert len(row["counts"]) == 6 and sum(map(sum, row["counts"])) == 4000
+    table = [line.split() for line in fedlens("data", "show", *words[:-1], cwd=tmp_path).splitlines()]
+    for number, own in enumerate(row["counts"]):  # by class
+        assert [str(number), str(sum(own)), *map(str, own)] in table
+    assert ["all", "4000", *["400"] * 10] in table
+
+
+def test_counts_of_many_classes_and_clients_fit_a_screen(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    _print_counts([[number, 0, 7, *[1] * 40] for number in range(21)], Names())
+    said = capsys.readouterr().out
+    assert max(map(len, said.splitlines())) <= 80 and "the first 20 of 21 clients; --json has all" in said
+    assert ["9", "56", "42", "0", "(9),", "2", "(7),", "3", "(1)"] in [line.split() for line in said.splitlines()]
 
 
 def test_explain_a_run_and_its_clients(fedlens, finished):

@@ -6,7 +6,20 @@ from typing import Annotated, Any
 
 import typer
 
-from .format import CLIENTS, Json, Style, Width, Words, figures, print_rows, print_text, say_json, split_words
+from .format import (
+    CLIENTS,
+    Json,
+    Style,
+    Width,
+    Words,
+    columns,
+    figures,
+    needed,
+    print_rows,
+    print_text,
+    say_json,
+    split_words,
+)
 
 data = typer.Typer(no_args_is_help=True, help="Data sets and splits.", rich_markup_mode=None)
 
@@ -20,8 +33,8 @@ def data_list(json: Json = False) -> None:
     if json:
         say_json(rows)
         return
-    for kind, columns in {"data": ("name", "state", "about"), "partition": ("name", "about", "options")}.items():
-        print_rows([{name: row[name] for name in columns} for row in rows if row["kind"] == kind])
+    for kind, shown in {"data": ("name", "state", "about"), "partition": ("name", "about", "options")}.items():
+        print_rows([{name: row[name] for name in shown} for row in rows if row["kind"] == kind])
     print("`fedlens data get NAME` says what to fetch and where to put it")
 
 
@@ -73,14 +86,14 @@ def data_show(
     width: Width = "3.3in",
     json: Json = False,
 ) -> None:
-    """Draw who owns which images.
+    """Draw who owns which images, and count them by class.
 
     Settings are those of `fedlens run`, such as data=cifar10 partition.alpha=0.1 clients=100.
     """
     from dataclasses import asdict
 
     from .. import config
-    from ..data import Names, skew
+    from ..data import Names, class_counts, skew
     from ..report.split_figure import check_place, draw_split
 
     experiment = config.read(*split_words(words))
@@ -90,14 +103,36 @@ def data_show(
     with figures(style, width) as printed:
         drawn = draw_split(images, split, out)
     pictures = [str(path) for path in printed or drawn]
-    names = asdict(Names.of(images, split))
+    known, counts = Names.of(images, split), class_counts(split, images).tolist()
     row = {"hash": split.hash, "notes": list(split.notes), "skew": asdict(skew(split, images)), "pictures": pictures}
     if json:
-        say_json({**row, "names": names})
+        say_json({**row, "names": asdict(known), "counts": counts})
         return
     for note in split.notes:
         print(f"note: {note}")
-    if named := [f"{number} {name}" for number, name in enumerate(names["clients"])]:
-        print(f"clients: {', '.join(named[:CLIENTS])}" + (", ..." if len(named) > CLIENTS else ""))
+    _print_counts(counts, known)
     print(f"split {split.hash[:16]}")
     print(*(pictures if printed else pictures[:1]), sep="\n")
+
+
+def _print_counts(counts: list[list[int]], names: Any) -> None:
+    """Training images by client and class; of classes that do not fit a screen, the three that a client has most of."""
+    shown = [*enumerate(counts[:CLIENTS])]
+    called = {number: f"{number} {names.tick(number)}" if names.clients else str(number) for number, _ in shown}
+    total = [sum(column) for column in zip(*counts, strict=True)]
+    lines = [*((called[number], own) for number, own in shown), ("all", total)]
+    rows = [
+        {"client": who, "images": sum(own), **{names.label(at): count for at, count in enumerate(own)}}
+        for who, own in lines
+    ]
+    if needed(rows) > (columns() or 80):
+        rows = [{"client": who, "images": sum(own), **_mostly(own, names)} for who, own in lines]
+    print_rows(rows)
+    if len(counts) > CLIENTS:
+        print(f"the first {CLIENTS} of {len(counts)} clients; --json has all")
+
+
+def _mostly(own: list[int], names: Any) -> dict[str, Any]:
+    most = sorted(range(len(own)), key=lambda at: -own[at])[:3]
+    told = ", ".join(f"{names.label(at)} ({own[at]})" for at in most if own[at])
+    return {"classes": sum(count > 0 for count in own), "most of class": told}

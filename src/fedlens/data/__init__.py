@@ -17,7 +17,7 @@ from .sources.photos import Celeba, Cinic10, TinyImagenet
 from .sources.sample import Sample
 from .sources.small import Cifar10, Cifar100, FashionMnist, Mnist, Mnist5k
 from .sources.table import Table
-from .split import Skew, Split, skew
+from .split import Skew, Split, class_counts, skew
 
 DATASETS: dict[str, type[DataSource]] = {
     "mnist5k": Mnist5k,

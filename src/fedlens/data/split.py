@@ -110,10 +110,15 @@ class Skew:
     largest: int
 
 
+def class_counts(split: Split, images: Images) -> np.ndarray:
+    """[clients, classes]: training images of each class that each client owns."""
+    y = images.y.numpy()
+    return np.stack([np.bincount(y[shard], minlength=len(images.classes)) for shard in split.train])
+
+
 def skew(split: Split, images: Images) -> Skew:
     """Label and quantity skew of a split."""
-    y = images.y.numpy()
-    counts = np.stack([np.bincount(y[shard], minlength=len(images.classes)) for shard in split.train]).astype(float)
+    counts = class_counts(split, images).astype(float)
     sizes = np.sort(counts.sum(1))
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     bits = -(shares * np.log2(np.where(shares > 0, shares, 1))).sum(1)

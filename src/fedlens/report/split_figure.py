@@ -10,7 +10,7 @@ import numpy as np
 
 from ..core.errors import BadInput
 from ..core.files import open_regular
-from ..data import Images, Names, Split, skew
+from ..data import Images, Names, Split, class_counts, skew
 from ..data.client_names import short
 from ..plots import paper, style
 from ..plots.style import COLOURS, name_ticks
@@ -33,8 +33,7 @@ def draw_split(images: Images, split: Split, path: str | Path) -> list[Path]:
     domains = domain_of_clients(images, split)
     firsts = np.unique(domains, return_index=True)[1]
     clients = firsts if len(firsts) > 1 else np.arange(min(len(split), 5))
-    y = images.y.numpy()
-    counts = np.stack([np.bincount(y[shard], minlength=len(images.classes)) for shard in split.train])
+    counts = class_counts(split, images)
     names = Names.of(images, split)
     shown = "images of some clients" if len(firsts) == 1 else "images of a client of each domain"
 
