@@ -39,7 +39,7 @@ def latex(settings: Mapping[str, Rows], measure: str, about: str) -> str:
     lines = [
         r"% \usepackage{booktabs}",
         r"\begin{table}[t]",
-        r"\centering\small\setlength{\tabcolsep}{3.5pt}",
+        r"\centering\small\setlength{\tabcolsep}{3.5pt}\setlength{\belowcaptionskip}{4pt}",
         rf"\caption{{{_caption(about, measure, _meanings(settings, columns), where, why if marked else [])}}}",
         r"\label{tab:compare}",
         rf"\begin{{tabular}}{{l{'r' * len(columns)}}}",
