@@ -224,8 +224,8 @@ def _tests(ranked: Sequence[Mapping[str, Any]]) -> list[str]:
     for over, test in _TESTS.items():
         if tested := [group for group in others if group["rank"][f"p_{over}"] is not None]:
             each = [f"{group['label']} {_p(group['rank']['p_words'][over])}" for group in tested]
-            rule = [f"Only p below {LEVEL} tells methods apart."] if over == "seeds" and _close(ranked) else []
-            return [f"Against {best['label']}, {test}: {', '.join(each)}.", *rule]
+            rule = f" Only p below {LEVEL} tells methods apart." if over == "seeds" and _close(ranked) else ""
+            return [f"Against {best['label']}, {test}: {', '.join(each)}.{rule}"]
     if all(group["complete"] == 1 for group in ranked):
         return []
     return [f"No test was possible: one needs {FEWEST} seeds, or accuracies of single clients."]

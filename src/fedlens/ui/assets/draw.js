@@ -38,7 +38,7 @@ function setbackBars(found, rounds) {
     for (const at of ticks(1, rounds, width < 500 ? 3 : 8, 1)) if (at >= 1) image.append(text((x(at) + x(at + 1)) / 2, 168, at, { "text-anchor": "middle" }));
     found.first.forEach((first, at) => {
       let top = box.bottom;
-      if (found.void[at]) image.append(drawn("rect", { class: "void", x: x(first), y: 20, width: Math.max(1, x(found.last[at] + 1) - x(first)), height: box.bottom - 20 }));
+      if (found.void[at]) image.append(drawn("rect", { class: "void", x: x(first), y: 14, width: Math.max(1, x(found.last[at] + 1) - x(first)), height: box.bottom - 8 }));
       kinds.forEach((kind) => { const high = tall(found[kind][at]); if (high) image.append(drawn("rect", { class: `part k${Object.keys(LOST).indexOf(kind)}`, x: x(first), y: (top -= high), width: Math.max(1, x(found.last[at] + 1) - x(first) - 1), height: high })); });
     });
     follow(image, frame, width, () => found.first.map((first, at) => [(x(first) + x(found.last[at] + 1)) / 2, at]), (at, place) => {
