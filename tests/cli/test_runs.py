@@ -236,6 +236,22 @@ def test_keys_of_one_group(nursery, tmp_path):
     )
 
 
+def test_keys_of_parts_that_are_none_by_default(nursery, tmp_path):
+    """One that is named is shown, in every place that takes it; else a sentence says how to ask for it."""
+    said = nursery("run", "--keys", "dp", "multikrum", cwd=tmp_path).out
+    assert (
+        "uplink.dp.trust=nobody  #" in said and "defences.multikrum.hostile=0.2  #" in said and "local.lr" not in said
+    )
+    both = nursery("run", "--keys", "clip", "phone", cwd=tmp_path).out
+    assert (
+        all(key in both for key in ("uplink.clip.norm=", "defences.clip.norm=", "devices.up=11.0"))
+        and "engine" not in both
+    )
+    hint = "depend on what is chosen: fedlens run --keys topk"
+    assert f"Keys of uplink {hint}" in nursery("run", "--keys", "uplink", cwd=tmp_path).out and hint not in both
+    assert f"Keys of uplink, defences, attack, devices {hint}" in nursery("run", "--keys", cwd=tmp_path).out
+
+
 # ---- completion ----
 def test_the_shell_completes_commands(nursery, tmp_path):
     asked = {"_FEDLENS_COMPLETE": "complete_bash", "COMP_WORDS": "fedlens re", "COMP_CWORD": "1"}

@@ -37,6 +37,7 @@ GROUPS = {  # in this order; the rest of an experiment's own fields come first
     "execution": "where and how it is computed, and what is kept; results depend on device and precision alone",
 }
 LISTED = ("data", "partition", "model", "algorithm")  # so many names that they have a list of their own
+OPTIONAL = ("uplink", "defences", "attack", "devices")  # none by default: keys only of those that are named
 _UNITS = {"rounds", "epochs", "steps", "seconds", "clients", "images", "pixels", "processes", "features", "units"}
 _UNITS |= {"dimensions", "channels", "heads", "GiB", "MiB", "Mbit/s", "GFLOP/s", "percent", "replies", "layers"}
 _BOUNDS = {Ge: ("ge", "from {}"), Gt: ("gt", "above {}"), Le: ("le", "to {}"), Lt: ("lt", "below {}")}
@@ -80,16 +81,16 @@ def keys_of(experiment: Experiment) -> list[Key]:
 
 
 def chosen(words: list[str], experiment: Experiment) -> list[Key]:
-    """The keys that are asked for: of a group, of a part such as fedprox, or one by its name, as local.lr."""
+    """The keys that are asked for: of a group, of a part such as fedprox or topk, or one by its name, as local.lr."""
     groups, single = [], []
     parts = _parts()
     for word in words:
         if word in GROUPS:
             groups.append(word)
         elif (name := word.partition("/")[0].removesuffix("+ft")) in parts:
-            groups.append(parts[name])
-            part = config.resolve(_hints(Experiment)[parts[name]], word, parts[name])
-            experiment = dataclasses.replace(experiment, **{parts[name]: part})
+            for key in parts[name]:
+                experiment = _with(experiment, key, word)
+                (groups if key in GROUPS else single).append(key)
         else:
             single.append(word)
     rows = keys_of(experiment)
@@ -101,19 +102,45 @@ def chosen(words: list[str], experiment: Experiment) -> list[Key]:
     return [row for row in rows if row.group in groups or any(_is_within(row.key, word) for word in single)]
 
 
+def _with(experiment: Experiment, key: str, word: str) -> Experiment:
+    """With the part that the word names; beside those of a list."""
+    part, before = config.resolve(_kinds()[key], word, key), getattr(experiment, key, None)
+    if key in _hints(Execution):
+        return experiment.with_execution(**{key: part})
+    return dataclasses.replace(experiment, **{key: (*before, part) if isinstance(before, tuple) else part})
+
+
 def names_of(key: str) -> list[str]:
     """What a key of an experiment's parts may be."""
-    return sorted(config.REGISTRIES[_hints(Experiment)[key]])
+    return sorted(config.REGISTRIES[_kinds()[key]])
 
 
 def _is_within(key: str, word: str) -> bool:
     return key == word or key.startswith(f"{word}.")
 
 
-def _parts() -> dict[str, str]:
-    """{name of a part: the group that it is of}."""
-    kinds = {hint: key for key, hint in _hints(Experiment).items()}
-    return {name: kinds[kind] for kind, known in config.REGISTRIES.items() if kind in kinds for name in known}
+def _parts() -> dict[str, list[str]]:
+    """{name of a part: the keys that take it}; clip is one of uplink and one of defences."""
+    found: dict[str, list[str]] = {}
+    for key, kind in _kinds().items():
+        for name in config.REGISTRIES[kind]:
+            found.setdefault(name, []).append(key)
+    return found
+
+
+@cache
+def _kinds() -> dict[str, Any]:
+    """{key: the kind of its parts}; public images are of the same kind as data, and are left out."""
+    hints = {**_hints(Experiment), **_hints(Execution)}
+    inner = {
+        key: next((kind for kind in (hint, *typing.get_args(hint)) if _is_kind(kind)), None)
+        for key, hint in hints.items()
+    }
+    return {key: kind for key, kind in inner.items() if kind is not None and key != "auxiliary"}
+
+
+def _is_kind(hint: Any) -> bool:
+    return isinstance(hint, type) and hint in config.REGISTRIES
 
 
 def _walk(owner: Any, prefix: str, usual: Any, group: str = "") -> Iterator[Key]:

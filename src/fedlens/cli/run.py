@@ -36,7 +36,7 @@ def run(
         bool,
         typer.Option(
             "--keys",
-            help="Only print keys: all, or those of what is named, as local, a method or local.lr.",
+            help="Only print keys: all, or those of what is named, as local, fedprox, topk or local.lr.",
         ),
     ] = False,
     tag: Tags = None,
@@ -62,7 +62,7 @@ def run(
 def _print_keys(words: list[str], json: bool) -> None:
     """Keys with their meaning, type, unit and default, by group; the names that the largest parts can have."""
     from .. import config
-    from .keys import GROUPS, LISTED, chosen, names_of
+    from .keys import GROUPS, LISTED, OPTIONAL, chosen, names_of
 
     parts = [word for word in words if not is_setting(word) and not word.endswith((".yaml", ".yml"))]
     rows = chosen(parts, config.read(*split_words([word for word in words if word not in parts])))
@@ -77,6 +77,8 @@ def _print_keys(words: list[str], json: bool) -> None:
     for key in LISTED:
         if any(row.key == key for row in rows):
             print_text(f"\n{key}= may be {', '.join(names_of(key))}")
+    if none := [row.key for row in rows if row.key in OPTIONAL and not row.value]:
+        print_text(f"\nKeys of {', '.join(none)} depend on what is chosen: fedlens run --keys {names_of(none[0])[-1]}")
 
 
 def resume(
