@@ -826,7 +826,7 @@ def test_strangers_are_refused(federation, tmp_path):
             launch.start_node(place)
         assert launch.running(place, "supernode") is launch.running(place, "guard") is None
         assert "SuperNode ID" not in (place / "supernode.log").read_text()  # never let in
-    assert "the door refused a stranger from 127.0.0.1" in (federation / "server" / "superlink.log").read_text()
+    assert "the gateway refused a stranger from 127.0.0.1" in (federation / "server" / "superlink.log").read_text()
     assert "CERTIFICATE_VERIFY_FAILED" in (deceived / "supernode.log").read_text()
 
 

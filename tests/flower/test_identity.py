@@ -112,6 +112,20 @@ def test_keys_are_made_at_the_node_and_bound_by_the_operator(tmp_path, place):
     assert before.keys() == after.keys() == {0, 1, 2} and [i for i in after if after[i] != before[i]] == [1]
 
 
+def test_both_sides_read_the_same_fingerprints(tmp_path, place, capsys):
+    """What a node prints when it joins, the operator's commands have printed."""
+    node = tmp_path / "hospital"
+    shown = {}
+    for words in (
+        ["certs", str(place)],
+        ["join", str(node), str(place / "invitation.json"), "--client", "1"],
+        ["admit", str(place), "1", str(node / "node.pub")],
+    ):
+        app(["deploy", *words], standalone_mode=False)
+        shown[words[0]] = {word for word in capsys.readouterr().out.split() if word.startswith("SHA256:")}
+    assert len(shown["certs"]) == len(shown["admit"]) == 1 and shown["join"] == shown["certs"] | shown["admit"]
+
+
 def test_secrets_are_private_from_the_first_moment(tmp_path):
     """Where files are usually everybody's to read and write: made so, and never changed to it."""
     watching, changed = [True], []
@@ -287,6 +301,18 @@ def test_a_node_is_the_client_of_its_key(tmp_path, place):
     assert any("a message is for client 0, and this node is client 1" in line for line in grid.said[100])
     path.write_text(path.read_text().replace("client: 1 ", "client: 0 "))
     deploy(place, SignedGrid(place), tmp_path / "real")  # it may try again
+
+
+def test_a_run_says_which_owners_have_not_approved_and_goes_on_once_they_have(tmp_path, place, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "approved", lambda self, contract: self.node.client == 0)
+        with pytest.raises(BaseException, match=r"after 0\.1 seconds owners have not approved .* at clients 1, 2; the"):
+            deploy(place, SignedGrid(place), tmp_path / "real", wait=0.1)
+        (place / "server" / "keys" / "2.pub").rename(tmp_path / "2.pub")
+        with pytest.raises(BaseException, match=r"no node for clients 2, and owners have not .* at clients 1; the"):
+            deploy(place, SignedGrid(place), tmp_path / "real", wait=0.1)
+    membership.admit(place, 2, tmp_path / "2.pub")
+    deploy(place, SignedGrid(place), tmp_path / "real")
 
 
 def test_a_stranger_is_not_greeted_is_told_of_and_may_come_again(tmp_path, place, monkeypatch):

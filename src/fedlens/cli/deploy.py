@@ -50,9 +50,7 @@ def init(
     where = shlex.quote(str(folder))
     if more:
         print(f"added for a deployment: {' '.join(more)}   (KEY=none leaves one out)")
-    print(
-        *said, f"the same, simulated to the bit: fedlens run {where}", f"next: fedlens deploy certs {where}", sep="\n"
-    )
+    print(*said, f"simulated on your own images: fedlens run {where}", f"next: fedlens deploy certs {where}", sep="\n")
 
 
 @deploy.command()
@@ -66,11 +64,12 @@ def certs(
 
     Each owner of a node needs the invitation to join.
     """
-    from ..flower.membership import certify
+    from ..flower.membership import certify, coordinator
 
     for path in certify(folder, trial=trial):
         print(path)
     if not trial:
+        print(f"the federation's fingerprint, for the owners on the telephone: {coordinator(folder)}")
         print(f"send {folder}/invitation.json to the owner of each node, for `fedlens deploy join`")
     print(f"next: fedlens deploy server {shlex.quote(str(folder))} --start")
 
@@ -86,7 +85,8 @@ def join(
 
     mine, theirs = join(place, invitation, client)
     print(f"{place}/node.pub is this node's public key: send it to the operator, who admits it")
-    print(f"its fingerprint:          {mine}\nthe operator's federation: {theirs}\nCompare both by telephone.")
+    print(f"its fingerprint:              {mine}\nthe federation's fingerprint: {theirs}")
+    print("Compare both by telephone: `certs` and `admit` show them to the operator.")
     print(f"next: name your images in {place}/node.yaml, then fedlens deploy node {shlex.quote(str(place))} --start")
 
 

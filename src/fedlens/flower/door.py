@@ -136,7 +136,7 @@ class Door:
         if name not in self._told and len(self._told) < _STRANGERS:
             self._told.add(name)
             host = where[0] if where else "somewhere"
-            print(f"the door refused a stranger from {host} ({name}): no admitted key", file=sys.stderr, flush=True)
+            print(f"the gateway refused a stranger from {host} ({name}): no admitted key", file=sys.stderr, flush=True)
 
     def _signer(self, headers: dict[str, str]) -> bytes | None:
         """The admitted key that has signed this call lately; None: nobody's."""

@@ -75,6 +75,7 @@ class Nodes:
         self._known: dict[int, int] = {}  # client -> node
         self._admitted: dict[int, int] = {}  # node -> client, by its key
         self._refusals: dict[int, str] = {}  # node -> why it does not take part, as it said last
+        self._unapproved: set[int] = set()  # nodes whose owners have not approved the contract yet
         self._later: dict[int, float] = {}  # node that does not take part yet -> when to ask again
         self._said: set[str] = set()
         self._late: dict[str, int] = {}  # message -> node that has not answered it in time
@@ -86,9 +87,18 @@ class Nodes:
             if self._refusals:
                 raise BadInput(f"a node refuses this run: {next(iter(self._refusals.values()))}")
             if time.monotonic() > end:
-                listed = ", ".join(map(str, missing))
-                raise RunFailed(f"after {wait:g} seconds there is still no node for clients {listed}")
+                raise RunFailed(self._absent(missing, wait))
             time.sleep(_PAUSE)
+
+    def _absent(self, missing: list[int], wait: float) -> str:
+        """Who is missing, and who only waits for an owner."""
+        asked = sorted(client for node, client in self._admitted.items() if node in self._unapproved)
+        parts = {
+            "there is still no node for clients": [client for client in missing if client not in asked],
+            "owners have not approved the contract at clients": asked,
+        }
+        said = [f"{what} {', '.join(map(str, clients))}" for what, clients in parts.items() if clients]
+        return f"after {wait:g} seconds {', and '.join(said)}; the same command goes on from here"
 
     def online(self) -> dict[int, int]:
         """client -> node of all that can be reached now; new ones are asked who they are."""
@@ -121,7 +131,9 @@ class Nodes:
 
     def _greeted(self, node: int, answer: Payload) -> None:
         """One that answers as its key's client and agrees takes part; all others are told of, and asked again later."""
+        self._unapproved.discard(node)
         if "waiting" in answer.notes:
+            self._unapproved.add(node)
             self._once("a node waits for its owner, who reads every new contract: fedlens deploy approve", node)
             return
         said = answer.notes.get("client")

@@ -62,6 +62,16 @@ def certify(folder: Path, *, trial: bool = False) -> list[Path]:
     return made
 
 
+def coordinator(folder: Path) -> str:
+    """The fingerprint of the key with which this federation's server signs."""
+    from cryptography.hazmat.primitives.asymmetric import ed25519
+
+    from .identity import COORDINATOR, fingerprint, read_public
+
+    public = folder / "server" / f"{COORDINATOR}.pub"
+    return fingerprint(read_public(public.read_bytes(), ed25519.Ed25519PublicKey, str(public)))
+
+
 def join(place: Path, invitation: Path, client: int, *, simulation: Any = None) -> tuple[str, str]:
     """A node's folder with a key that never leaves it; (its fingerprint, that of the coordinator it will obey)."""
     from cryptography.hazmat.primitives.asymmetric import ed25519
