@@ -55,9 +55,10 @@ def test_safety_is_on_the_first_screen_of_the_list_and_of_a_run(browser, tmp_pat
     config.write_text(config.read_text().replace("is: fedavg", "is: fedfed", 1))
     bottom = "document.querySelector('{}').getBoundingClientRect().bottom"
     with serving(tmp_path) as server, opened(browser, server, size) as page:
-        said = page.evaluate("document.querySelector('#within').textContent")
-        assert said.endswith("privacy: 1 of 2 share data, none tested by attack")
-        assert page.evaluate(bottom.format("#within")) < SIZES[size][1]
+        said = page.evaluate("document.querySelector('#safety .big').textContent")
+        assert said == "fedfed shares data, none tested by attack"
+        assert page.evaluate(bottom.format("#safety .big")) < SIZES[size][1]
+        assert "privacy" not in page.evaluate("document.querySelector('#within').textContent")  # once is enough
         cells = page.evaluate(
             "[...document.querySelectorAll('td.privacy')].map((e) => `${e.className}: ${e.textContent}`)"
         )
