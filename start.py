@@ -1,6 +1,6 @@
 """Set up FedLens in a virtual environment of its own, then do one thing. Needs Python 3.11 or newer, and pip.
 
-python3 start.py run [words]     train a federated model on 5,000 real digits (words go to `fedlens run`)
+python3 start.py run [words]     train a federated model on 4,000 real digits (words go to `fedlens run`)
 python3 start.py test [words]    run the tests that are not slow (words go to pytest instead)
 python3 start.py test --fast     those of the core, of the methods and of three lanes: about a minute
 python3 start.py check           lint, prose of the pages, types

@@ -34,7 +34,10 @@ def reproduce(
     images: Annotated[int, typer.Option(min=0, help="That a figure looks at; 0: as many as the paper.")] = 0,
     out: Annotated[str, typer.Option(help="Where runs, tables and pictures go.")] = "reproduced",
     quick: Annotated[
-        bool, typer.Option("--quick", help="A few images and three rounds: what it looks like, in two minutes at most.")
+        bool,
+        typer.Option(
+            "--quick", help="A few images and three rounds: what it looks like. A minute of processor time at most."
+        ),
     ] = False,
     every: Annotated[bool, typer.Option("--list", help="Every table and figure of the papers.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command of each missing run.")] = False,

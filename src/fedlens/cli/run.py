@@ -122,7 +122,7 @@ def _closing(result: Any, json: bool) -> None:
         words = {"before": "personal models before local training", "after": "personal models after local training"}
         mean, std, worst = (percent(spread[part], 2) for part in ("mean", "std", "worst_decile"))
         numbers = f"mean {mean}, std {std}, worst tenth {worst}"
-        print(f"{words.get(name, f'{name} models')}: {numbers} (each on its client's test shard)")
+        print(f"{words.get(name, f'{name} models')}: {numbers} (each on its client's own test images)")
     for line in _measure_lines(result):
         print(line)
     for line in _privacy_lines(Path(result.run) / "privacy.json"):
