@@ -66,7 +66,7 @@ def league_results(content: Mapping[str, Any], skews: dict[Any, Skew]) -> list[d
         if split not in skews:
             skews[split] = {key: round(value, 4) for key, value in described(experiment)[0].items()}
         kinds = {kind: _by_method(rows, kind) for kind in ("global", "personal")}
-        head = {"source": "results/league.md", "data": split[0], "clients": split[1], "partition": split[2]}
+        head = {"source": "results/league_details.md", "data": split[0], "clients": split[1], "partition": split[2]}
         head |= {
             "model": config.to_dict(experiment.model)["is"],
             "rounds": experiment.rounds,

@@ -20,8 +20,10 @@ from typing import Any
 
 import yaml
 
+from fedlens.league.again import checks
+from fedlens.league.page import beside
 from fedlens.league.standings import MEASURES, Standings
-from fedlens.league.words import findings, first
+from fedlens.league.words import extent, findings, first
 from fedlens.papers.registry import reproducible
 
 DOCS = Path(__file__).parent
@@ -113,16 +115,12 @@ def replaced(text: str, mark: str, body: str) -> str:
     return f"{before}{begin}\n\n{body}\n\n{end}{rest.partition(end)[2]}"
 
 
-def league(found: Standings) -> str:
-    """How much of it is done, what to try first, the picture and the findings."""
-    (worlds, _), pairs = found.played, {(row["world"], row["method"]) for row in found.counted}
-    ranked = [name for name, about in found.methods.items() if about["everywhere"]]
-    done, whole = sum(method in ranked for _, method in pairs), len(found.worlds) * len(ranked)
-    told = f"Done: {len(worlds)} of {len(found.worlds)} worlds, {done} of {whole} pairs of a world and a ranked method."
-    parts = [f"{told} All numbers: [results/league.md](../results/league.md).", *first(found)]
+def league(found: Standings, again: Sequence[Standings]) -> str:
+    """How much of it is done, what to try first, the picture, the findings and the checks by hand."""
+    parts = [f"{extent(found)} All numbers: [results/league.md](../results/league.md).", *first(found)]
     if any(found.ranking(measure) for measure in MEASURES):
         parts.append("![Mean ranks; a bar joins methods that cannot be told apart](../results/league.png)")
-    return "\n\n".join([*parts, *findings(found)])
+    return "\n\n".join([*parts, *findings(found), *(line for one in again for line in checks(found, one))])
 
 
 def pages() -> dict[Path, str]:
@@ -135,8 +133,9 @@ def pages() -> dict[Path, str]:
     every = [verdicts(paper, known, docs=True).splitlines() for paper in claims.values()]
     whole = "\n".join([counted(claims), "", *every[0][:2], *(line for lines in every for line in lines[2:])])
     made[DOCS / "papers.md"] = replaced((DOCS / "papers.md").read_text("utf-8"), "verdicts", whole)
-    found = Standings.read(RESULTS / "data" / "league.json")
-    made[DOCS / "league.md"] = replaced((DOCS / "league.md").read_text("utf-8"), "league", league(found))
+    book = RESULTS / "data" / "league.json"
+    found = Standings.read(book)
+    made[DOCS / "league.md"] = replaced((DOCS / "league.md").read_text("utf-8"), "league", league(found, beside(book)))
     advice = "\n\n".join(first(found))
     made[DOCS / "choose.md"] = replaced((DOCS / "choose.md").read_text("utf-8"), "league", advice)
     return made

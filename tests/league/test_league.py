@@ -6,7 +6,6 @@ import io
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import yaml
 
@@ -19,10 +18,9 @@ from fedlens.league.budget import Passes, passes, rounds_within, trained
 from fedlens.league.page import text as league_text
 from fedlens.league.page import write
 from fedlens.league.run import Season, play
-from fedlens.league.schedule import all_runs, missing, still, to_come
-from fedlens.league.spec import chosen, extended, measure_of, parsed
-from fedlens.league.standings import Standings
-from fedlens.league.words import findings
+from fedlens.league.schedule import to_come
+from fedlens.league.spec import chosen, parsed
+from fedlens.league.standings import REFERENCE, Standings
 from fedlens.league.words import table as table_of
 
 ROOT = Path(__file__).parents[2]
@@ -71,118 +69,6 @@ def test_rounds_within_the_budget(tiny):
     assert rounds_within(experiment(tiny, "algorithm=fedavg+ft", "algorithm.epochs=2")) == (2, 4.0, 4.0)
     rounds, images, budget = rounds_within(experiment(tiny, "algorithm=fedavg+ft"))  # its tuning alone is too much
     assert (rounds, images, budget) == (1, 6.0, 4.0)
-
-
-# ---- the search ------------------------------------------------------------------------------------------------------
-def played(league, accuracy, tmp_path, steps=50):
-    """All cells that are asked for, wave by wave, with accuracies from a function instead of runs."""
-    book, waves = Book(tmp_path / "book.json", league), []
-    while todo := [*missing(league, book, lambda world, method, value: 9)]:
-        waves.append(todo)
-        for cell in todo:
-            book.add(cell, {"state": "complete", "global": accuracy(cell), "personal": accuracy(cell), "seconds": 1.0})
-        assert len(waves) < steps
-    return book, waves
-
-
-def test_rates_then_values_then_what_counts(tiny, tmp_path):
-    """FedProx is best at 0.1 with mu 0.1; the grid is left where its edge is best, at most two steps."""
-    league = chosen(parsed(tiny, "x"), ["even"], ["fedprox"])
-
-    def accuracy(cell: Match) -> float:
-        return 0.5 + 0.1 * (cell.value == "0.1") - abs(np.log10(cell.rate) - np.log10(0.33)) / 10
-
-    book, waves = played(league, accuracy, tmp_path)
-    assert [(len(wave), wave[0].part) for wave in waves] == [
-        (2, "rate"),
-        (1, "rate"),
-        (1, "rate"),
-        (1, "main"),
-        (2, "final"),
-    ]
-    assert [cell.rate for cell in book.rows if cell.part == "rate"] == [0.03, 0.1, 0.33, 1.1]
-    (main,) = [cell for cell in book.rows if cell.part == "main"]  # 0.01 is the default: it was tried with the rates
-    assert (main.rate, main.value, main.rounds, main.seed) == (0.33, "0.1", 4, 7)
-    finals = [cell for cell in book.rows if cell.part == "final"]
-    assert [(c.rate, c.value, c.seed, c.rounds) for c in finals] == [(0.33, "0.1", 0, 9), (0.33, "0.1", 1, 9)]
-    assert all_runs(league) == 5 and still(league, book) == 0
-    again = Book(tmp_path / "book.json", league)
-    assert again.rows == book.rows and not [*missing(league, again, lambda *_: 9)]
-
-
-def test_a_rate_that_collapses_gives_way_to_a_smaller_one(tiny, tmp_path):
-    """Longer runs of seed 1 fall to chance at 0.1: all that counts is played at 0.03, and the table has that alone."""
-    league = chosen(parsed(tiny, "x"), ["even"], ["fedavg", "fedprox"])
-
-    def accuracy(cell: Match) -> float:
-        if cell.method == "fedprox" and cell.part == "final" and cell.rate == 0.1 and cell.seed == 1:
-            return 0.1
-        return 0.8 if cell.rate == 0.1 else 0.7 if cell.rate == 0.03 else 0.6
-
-    book, _ = played(league, accuracy, tmp_path)
-    finals = [(cell.method, cell.rate, cell.seed) for cell in book.rows if cell.part == "final"]
-    assert finals == [
-        *[("fedavg", 0.1, seed) for seed in (0, 1)],
-        *[("fedprox", rate, seed) for rate in (0.1, 0.03) for seed in (0, 1)],
-    ]
-    found = Standings.read(book.path)
-    assert {(row["method"], row["rate"]) for row in found.finals} == {("fedavg", 0.1), ("fedprox", 0.03)}
-    assert found.collapsed == [("fedprox", "even")]
-    assert found.average("fedprox", "global") == pytest.approx(0.7)
-    assert "because longer runs collapsed at them: 1." in [*findings(found)][-1]
-
-
-def test_a_method_that_collapses_everywhere_stays_at_its_smallest_rate(tiny, tmp_path):
-    league = chosen(parsed(tiny, "x"), ["even"], ["fedavg"])
-    book, _ = played(league, lambda cell: 0.1 if cell.part == "final" else 0.5, tmp_path)
-    rates = sorted(cell.rate for cell in book.rows if cell.part == "rate")
-    assert {row["rate"] for row in Standings.read(book.path).finals} == {rates[0]}
-
-
-def test_budgets_are_kept_beside_the_runs(tiny, tmp_path, monkeypatch):
-    league = parsed(tiny, "x")
-    book = Book(tmp_path / "book.json", league)
-    found = Season(league, book, tmp_path / "runs").budget("even", "fedprox", "0.1")
-    monkeypatch.setattr("fedlens.league.run.rounds_within", lambda _: (0, 0.0, 0.0))
-    again = Season(league, book, tmp_path / "runs")
-    assert again.budget("even", "fedprox", "0.1") == found != (0, 0.0, 0.0)
-    assert again.budget("even", "fedprox", "0.01") == (0, 0.0, 0.0)  # other settings are found out
-    (tmp_path / "runs/budgets.json").write_text("[]")
-    assert Season(league, book, tmp_path / "runs").budget("even", "fedprox", "0.1") == (0, 0.0, 0.0)
-
-
-def test_worlds_are_played_one_after_another(tiny, tmp_path):
-    """All of a world is asked for before the next one, and what stands beside the ranks at last."""
-    league = parsed(tiny, "x")
-    book, order = Book(tmp_path / "book.json", league), []
-    while (cell := next(missing(league, book, lambda *_: 9), None)) is not None:
-        order.append((cell.world, cell.method != "local"))
-        book.add(cell, {"state": "complete", "global": 0.5, "personal": 0.5, "seconds": 1.0})
-    assert [*dict.fromkeys(order)] == [("skewed", True), ("even", True), ("even", False)]
-    assert order == sorted(order, key=[*dict.fromkeys(order)].index)
-
-
-def test_what_is_under_way_is_not_begun_again(tiny, tmp_path):
-    league = chosen(parsed(tiny, "x"), ["even"], ["fedavg", "twin"])
-    season = Season(league, Book(tmp_path / "book.json", league), tmp_path / "runs")
-    begun = [season.take() for _ in range(5)]
-    assert len({task.name for task in begun[:4]}) == 4 and begun[4] is None  # two rates each; the rest waits for them
-    season.until = 0.0
-    assert season.over and season.take() is None
-
-
-def test_edges():
-    assert extended([0.03, 0.1], 0.1, [0.03, 0.1]) == 0.33
-    assert extended([0.03, 0.1], 0.03, [0.03, 0.1]) == 0.009
-    assert extended([0.03, 0.1, 0.33, 1.1], 1.1, [0.03, 0.1]) is None  # two steps beyond are enough
-    assert extended([0.01, 0.03, 0.1], 0.03, [0.01, 0.03, 0.1]) is None
-    assert [measure_of(name) for name in ("fedavg", "fedavg+ft", "fedper", "ditto", "a.b:C")] == [
-        "global",
-        "personal",
-        "personal",
-        "both",
-        "both",
-    ]
 
 
 def small(tiny):
@@ -245,8 +131,8 @@ def test_a_method_under_two_names_cannot_be_told_from_itself(season):
 
 def test_the_page_is_made_of_the_numbers(season):
     _, book, place, _ = season
-    page, *pictures = write(Standings.read(book.path), place)
-    text = page.read_text()
+    page, details, *pictures, pairs = write(Standings.read(book.path), place, book.path)
+    text, second = page.read_text(), details.read_text()
     assert [path.name for path in pictures] == ["league.png", "league_rates.png"] and all(p.is_file() for p in pictures)
     for heading in (
         "# A small league",
@@ -254,22 +140,27 @@ def test_the_page_is_made_of_the_numbers(season):
         "## Table",
         "## Findings",
         "## In some worlds alone",
-        "## Pairs",
     ):
         assert heading in text
+    for heading in ("# A small league: details", "## Accuracy by world", "## Rates", "## Pairs", "## Worlds"):
+        assert heading in second
+    assert (page.name, details.name) == ("league.md", "league_details.md") and "](league_details.md)" in text
+    scores = Standings.read(book.path).scores("global")["even"], Standings.read(book.path).scores("personal")["even"]
+    assert f"{100 * scores[0]['twin']:.2f} / {100 * scores[1]['twin']:.2f}" in second
+    assert f"| local | – / {100 * scores[1]['local']:.2f} at 0." in second
+    assert pairs == book.path.with_name("league_pairs.csv") and "](data/league_pairs.csv)" in second
+    assert "global,fedavg,twin,2,0.00,0.00,0.00,0.500,,no" in pairs.read_text().splitlines()
     table = {row["method"]: row for row in table_of(Standings.read(book.path))}
     assert set(table) == {"fedavg", "twin", "fedprox"} and table["fedavg"]["privacy"] == "updates only"
     assert f"| {table['fedprox']['method']} | {table['fedprox']['global rank']} |" in text
     assert "| local | 1 |" in text  # beside the ranking, in one world
-    assert "part of the league" not in text
+    assert "**All 2 worlds are played by all 3 ranked methods.**" in text
     half = json.loads(book.path.read_text())
     half["cells"] = [row for row in half["cells"] if row["world"] == "even" and row["method"] != "fedprox"]
     told = league_text(Standings(half), [])
-    assert "a part of the league: 1 of 2 worlds and 2 of 3 ranked methods. The whole league is not run." in told
-    assert "Of 6 pairs of a world and a method 2 are done." in told
-    assert "Not played yet: fedprox.\n\nPlayed:\n\n- even\n" in told
+    assert "**0 of 2 worlds are played by all 3 ranked methods.** even lacks fedprox. Not played yet: skewed." in told
     before = text, *(p.with_suffix(".svg").read_bytes() for p in pictures)
-    write(Standings.read(book.path), place)
+    write(Standings.read(book.path), place, book.path)
     assert before == (page.read_text(), *(p.with_suffix(".svg").read_bytes() for p in pictures))
 
 
@@ -288,6 +179,29 @@ def test_ones_own_method_is_placed_among_the_others(season, tiny, tmp_path, caps
     new = [row for row in rows if row["method"] == "FedNova"]
     assert len(rows) - len(new) == len(book.rows) and {row["part"] for row in new} >= {"rate", "final"}
     assert (tmp_path / "league.md").is_file()
+
+
+def test_the_table_fits_80_columns(tmp_path, monkeypatch, capsys):
+    """Of the league that comes with it: three tables, in which nothing is cut or in two lines."""
+    book = tmp_path / "league.json"
+    book.write_bytes((ROOT / "results/data/league.json").read_bytes())
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("fedlens.league.page.write", lambda *_: [])
+    with pytest.raises(SystemExit) as code:
+        app(["league", "--page", "--book", str(book), "--league", str(ROOT / "benchmarks/league.yaml")])
+    assert code.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    found = Standings.read(book)
+    for row in table_of(found):
+        mine = [line for line in lines if line.startswith(f"{row['method']} ") and "  " in line]
+        assert len(mine) == 2 + (row["global"] != "–"), row
+        assert row["privacy"] in mine[-1] and row[f"personal, over {REFERENCE}"] in mine[-2]
+
+
+def test_the_pages_fit_200_lines():
+    for name in ("league.md", "league_details.md"):
+        assert len((ROOT / "results" / name).read_text().splitlines()) <= 200
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
@@ -345,20 +259,6 @@ def test_a_run_that_fails_is_written_down_and_tried_again(tiny, tmp_path):
     assert not Book(tmp_path / "book.json", league).rows
 
 
-def test_a_rate_that_a_method_refuses_does_not_end_the_league(tiny, tmp_path):
-    """pFedMe refuses a step that is too long for its pull; the other rates are played."""
-    content = {**tiny, "methods": {"fedavg": None, "pfedme": None}, "others": {}, "rates": [0.01, 3.0], "seeds": [0]}
-    league = chosen(parsed(content, "x"), ["even"], ["pfedme"])
-    book = Book(tmp_path / "book.json", league)
-    season, names = Season(league, book, tmp_path / "runs"), []
-    while (task := season.take()) is not None and len(names) < 9:
-        names.append(task.name)
-        assert "3" not in task.name.partition("lr ")[2].partition(",")[0]
-    assert names == ["rate: pfedme lr 0.01, even, seed 7"]
-    (failed,) = book.rows.items()
-    assert failed[0].rate == 3.0 and "lower one of them" in failed[1]["error"]
-
-
 def test_the_league_that_comes_with_it():
     content = yaml.safe_load((ROOT / "benchmarks/league.yaml").read_text())
     league = parsed(content, "league.yaml")
@@ -391,5 +291,5 @@ def test_the_digits_league(tmp_path):
     ranking = found.ranking("personal")
     assert ranking.ranks["fedavg"] == ranking.ranks["twin"] and len(ranking.worlds) == 2
     assert all(by["fedavg"] > 0.6 for by in found.scores("global").values())
-    write(found, tmp_path)
-    print((tmp_path / "league.md").read_text())
+    page, details, *_ = write(found, tmp_path)
+    print(page.read_text(), details.read_text())

@@ -66,8 +66,9 @@ def test_a_method_that_lacks_worlds_goes_before_they_do():
 def test_a_world_that_lacks_most_methods_goes():
     found = book(lacking=[("w7", name) for name in METHODS if name != "fedavg"])
     assert names(found) == set(METHODS) and [*found.ranked("global")] == [f"w{w}" for w in range(7)]
-    assert "Of 48 pairs of a world and a method 43 are done." in text(found, [])
-    assert "part of the league" not in text(book(), [])
+    lacks = ", ".join(name for name in METHODS if name != "fedavg")
+    assert f"**7 of 8 worlds are played by all 6 ranked methods.** w7 lacks {lacks}.\n" in text(found, [])
+    assert "**All 8 worlds are played by all 6 ranked methods.**\n" in text(book(), [])
 
 
 def test_a_method_with_fewer_seeds_does_not_count():
@@ -123,6 +124,14 @@ def test_a_pair_is_repeated_with_new_seeds(played):
         mean = sum(by["fedavg"] - by["fedprox"] for by in scores.values()) / 2
         assert f"{100 * mean:+.1f} [" in told[0]
     assert "## Checks by hand" in text(found, [], [again]) and told[1] in text(found, [], [again])
+    less = {
+        **found.content,
+        "cells": [c for c in found.content["cells"] if (c["world"], c["method"]) != ("even", "fedprox")],
+    }
+    assert {cell.world for cell in Repeat(Standings(less), [2, 3], league, book, place / "runs").cells} == {"skewed"}
+    none = {**found.content, "cells": [c for c in found.content["cells"] if c["method"] != "fedprox"]}
+    with pytest.raises(BadInput, match="none of these worlds has fedavg and fedprox done"):
+        Repeat(Standings(none), [2, 3], league, book, place / "runs")
     with pytest.raises(BadInput, match="seed 0 is one of the league's"):
         Repeat(found, [0], league, book, place / "runs")
 

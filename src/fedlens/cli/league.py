@@ -41,7 +41,7 @@ def league(
     from ..league.schedule import to_come
     from ..league.spec import chosen, listed, name_of, read
     from ..league.standings import Standings
-    from ..league.words import findings, first, table
+    from ..league.words import findings, first, narrow, table
 
     given, look = words or [], figures(style, width)
     own, where = [word for word in given if "=" not in word], [word for word in given if "=" in word]
@@ -49,7 +49,8 @@ def league(
     known = Book(Path(book), whole)
     asked = chosen(whole, listed(worlds, whole.worlds), listed(methods) or [name_of(one) for one in own])
     if count:
-        print("\n".join(to_come(asked, known)))
+        for line in to_come(asked, known):
+            print_text(line, "  ")
         return
     done = True
     if not page:
@@ -67,6 +68,8 @@ def league(
     else:
         for paragraph in (*first(found), *findings(found)):
             print_text(paragraph.replace("**", ""))
-        print_rows(table(found))
+        for title, rows in narrow(found).items():
+            print(f"\n{title}" * bool(rows))
+            print_rows(rows)
         print(*written, sep="\n")
     raise typer.Exit(0 if done else 1)

@@ -15,7 +15,7 @@ from .book import Book, Match
 from .run import Season
 from .spec import League, chosen
 from .standings import MEASURES, Standings
-from .statistics import Pair, Scores, differences, pair, wilcoxon
+from .statistics import Pair, Scores, differences, pair, turned, wilcoxon
 from .words import interval
 
 AGAIN, TWINS = "league_again.json", "league_twin.json"
@@ -74,6 +74,8 @@ def checks(found: Standings, again: Standings) -> Iterator[str]:
         for a, b in combinations((name for name in names if not name.endswith(TWIN)), 2):
             if worlds := [w for w in after if w in before and {a, b} <= after[w].keys() & before[w].keys()]:
                 was, now = (_tested({w: scores[w] for w in worlds}, a, b) for scores in (before, after))
+                if was.difference < 0:  # the one that was ahead comes first
+                    was, now, a, b = turned(was, b), turned(now, b), b, a
                 same = "the same sign" if was.difference * now.difference > 0 else "another sign"
                 about = f"**{a} less {b}, {measure} model, worlds: {len(worlds)}.**"
                 yield f"{about} In the league {_told(was)}. With new seeds {_told(now)}: {same}."

@@ -1,37 +1,47 @@
-"""results/league.md, written anew from league.json; with the checks that lie beside it."""
+"""results/league.md and its details, written anew from league.json; with the checks that lie beside it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..core.files import write_atomic
 from .again import AGAIN, TWINS, checks
 from .figure import draw, draw_rates
 from .standings import MEASURES, REFERENCE, Standings
-from .statistics import Pair
-from .words import findings, first, interval, table
+from .statistics import Pair, Ranking, turned
+from .words import extent, findings, first, interval, percent, table
 
 MADE = "<!-- made by `fedlens league --page` from data/league.json: change that -->"
+DETAILS, PAIRS = "league_details.md", "league_pairs.csv"
 
 
 def write(found: Standings, folder: Path, book: Path | None = None) -> list[Path]:
-    """The page and its pictures; with the checks, where their books lie beside the league's."""
+    """Both pages, pictures and all pairs; with the checks, where their books lie beside the league's."""
     pictures = [path for path in (draw(found, folder / "league"), draw_rates(found, folder / "league_rates")) if path]
-    page, beside = folder / "league.md", [book.with_name(name) for name in (AGAIN, TWINS)] if book else []
-    again = [Standings.read(path) for path in beside if path.is_file()]
-    write_atomic(page, text(found, pictures, again).encode())
-    return [page, *pictures]
+    page, details, data = folder / "league.md", folder / DETAILS, book.parent if book else folder
+    write_atomic(page, text(found, pictures, beside(book) if book else ()).encode())
+    write_atomic(data / PAIRS, pairs_csv(found).encode())
+    write_atomic(details, details_text(found, pictures, os.path.relpath(data / PAIRS, folder)).encode())
+    return [page, details, *pictures, data / PAIRS]
+
+
+def beside(book: Path) -> list[Standings]:
+    """The checks by hand whose books lie beside the league's."""
+    return [Standings.read(path) for name in (AGAIN, TWINS) if (path := book.with_name(name)).is_file()]
 
 
 def text(found: Standings, pictures: Sequence[Path], again: Sequence[Standings] = ()) -> str:
+    """The page: what to try first, the picture, the table and the findings."""
     parts = [
         f"# {found.content['title']}",
         MADE,
-        *_part(found),
+        extent(found),
         "Every method trains on the same number of images at each client: warm-up, exchanges and second batches count. "
         "Splits and first weights are the same for all. Rates are searched on another seed, in fewer rounds. "
-        "[How it compares](../docs/league.md) says more, and what the names of worlds mean.",
+        "[How it compares](../docs/league.md) says more, and what the names of worlds mean. "
+        f"[Details]({DETAILS}): accuracy by world, rates, pairs and settings.",
         "## What to try first",
         *first(found),
         *_shown(pictures, "league", "Mean ranks; a bar joins methods that cannot be told apart"),
@@ -42,7 +52,8 @@ def text(found: Standings, pictures: Sequence[Path], again: Sequence[Standings] 
         "Personal: each client's model after local training, or fine-tuned, on its own test images; before: without "
         "that training. Worst tenth: the mean over the tenth of the clients that are worst off.",
         "MB to target: sent until the global model reached the target accuracy of its world (`evaluate.targets`, at "
-        "the end of this page). It is a mean over the runs that reached it, which brackets count. Seconds: of a run.",
+        f"the end of the [details]({DETAILS})). It is a mean over the runs that reached it, which brackets count. "
+        "Seconds: of a run.",
         "## Findings",
         f"Nemenyi's test compares all methods by their ranks. Wilcoxon's compares each with {REFERENCE} by the "
         "differences themselves: it can find one that Nemenyi's does not.",
@@ -53,11 +64,31 @@ def text(found: Standings, pictures: Sequence[Path], again: Sequence[Standings] 
         parts += ["## In some worlds alone", _table(others), about]
     if checked := [line for one in again for line in checks(found, one)]:
         parts += ["## Checks by hand", *checked, "p: Wilcoxon's over worlds, of one pair that was chosen beforehand."]
-    for measure in MEASURES:
-        parts += [f"## Accuracy by world, {measure} model", *_by_world(found, measure)]
-    parts += ["## Rates", *_shown(pictures, "league_rates", "Accuracy over rates, a panel for each world")]
-    parts += ["Each method's rate, and the value of its main parameter where it is not the default.", *_rates(found)]
-    parts += ["## Pairs", *_pairs(found), "## Worlds"]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def details_text(found: Standings, pictures: Sequence[Path], pairs: str) -> str:
+    """The second page: numbers by world, rates, pairs, and what each world is."""
+    accuracies, rates = _by_world(found), _rates(found)
+    both = {
+        world: {name: f"{cell} at {rates[world][name]}" for name, cell in by.items()}
+        for world, by in accuracies.items()
+    }
+    parts = [
+        f"# {found.content['title']}: details",
+        MADE,
+        "The [page of the league](league.md) says what follows from these numbers.",
+        "## Accuracy by world",
+        "In percent: the global model / personal models.",
+        _ranked_rows(found, accuracies),
+        "## Rates",
+        *_shown(pictures, "league_rates", "Accuracy over rates, a panel for each world"),
+        "Each method's rate, and the value of its main parameter where it is not the default.",
+        _ranked_rows(found, rates),
+    ]
+    if others := _other_rows(found, both):
+        parts += ["## Methods in some worlds alone", "Global / personal accuracy, and the rate.", others]
+    parts += ["## Pairs", *_pairs(found, pairs), "## Worlds"]
     budgets = {row["world"]: row["budget"] for row in found.finals}
     worlds = [
         {"world": name, "kind": about["kind"], "images": f"{budgets[name]:.1f}" if name in budgets else "–"}
@@ -66,37 +97,12 @@ def text(found: Standings, pictures: Sequence[Path], again: Sequence[Standings] 
     ]
     parts += ["Images: how often a client trains on each of its images, at most."]
     parts += [_table(worlds), "`fedlens league` runs it, or what is left of it."]
-    return "\n\n".join(_joined(parts)) + "\n"
-
-
-def _part(found: Standings) -> list[str]:
-    """Which part of the league this is, where it is not played to its end."""
-    (worlds, methods), all_ranked = found.played, [n for n, about in found.methods.items() if about["everywhere"]]
-    done = len({(row["world"], row["method"]) for row in found.counted if row["method"] in all_ranked})
-    if done == (whole := len(found.worlds) * len(all_ranked)):
-        return []
-    lacking = [name for name in all_ranked if name not in methods]
-    told = f"**This is a part of the league: {len(worlds)} of {len(found.worlds)} worlds"
-    told += f" and {len(methods)} of {len(all_ranked)} ranked methods. The whole league is not run.**"
-    left = [f"Of {whole} pairs of a world and a method {done} are done."]
-    left += [f"Not played yet: {', '.join(lacking)}."] if lacking else []
-    return [" ".join([told, *left]), "Played:", *(f"- {name}" for name in worlds or ["none"])]
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def _shown(pictures: Sequence[Path], name: str, about: str) -> list[str]:
     """One that could be drawn; without two finished worlds there are no ranks to draw."""
     return [f"![{about}]({path.name})" for path in pictures if path.stem == name]
-
-
-def _joined(parts: Sequence[str]) -> list[str]:
-    """Lines of one list stand together."""
-    found: list[str] = []
-    for part in parts:
-        if found and part.startswith("- ") and found[-1].startswith("- "):
-            found[-1] += f"\n{part}"
-        elif part:
-            found.append(part)
-    return found
 
 
 def _table(rows: Sequence[dict[str, str]]) -> str:
@@ -120,63 +126,92 @@ def _others(found: Standings) -> list[dict[str, str]]:
     return [{name: row.get(name, "–") for name in head} for row in rows.values()]
 
 
-def _by_world(found: Standings, measure: str) -> Iterator[str]:
-    numbers = {
-        world: {name: f"{100 * value:.2f}" for name, value in by.items()} for world, by in found.scores(measure).items()
-    }
-    yield from _crossed(found, numbers)
+Cells = dict[str, dict[str, str]]  # world -> method -> what is shown
 
 
-def _rates(found: Standings) -> Iterator[str]:
-    shown: dict[str, dict[str, str]] = {}
+def _by_world(found: Standings) -> Cells:
+    scores, shown = {measure: found.scores(measure) for measure in MEASURES}, {}
+    for world in found.worlds:
+        by = {measure: scores[measure].get(world, {}) for measure in MEASURES}
+        names = [name for name in found.methods if any(name in one for one in by.values())]
+        if names:
+            shown[world] = {
+                name: " / ".join(percent(by[measure].get(name), 2) for measure in MEASURES) for name in names
+            }
+    return shown
+
+
+def _rates(found: Standings) -> Cells:
+    shown: Cells = {world: {} for world in found.worlds}
     for method, by in found.rates().items():
         for world, (rate, value) in by.items():
-            shown.setdefault(world, {})[method] = f"{rate:g}{f' ({value})' if value else ''}"
-    yield from _crossed(found, {world: shown[world] for world in found.worlds if world in shown})
+            shown[world][method] = f"{rate:g}{f' ({value})' if value else ''}"
+    return {world: by for world, by in shown.items() if by}
 
 
-def _crossed(found: Standings, cells: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
-    """Worlds by ranked methods, whose names are short; then all others by the few worlds that they have."""
-    for everywhere in (True, False):
-        names = [name for name, about in found.methods.items() if about["everywhere"] is everywhere]
-        names = [name for name in names if any(name in by for by in cells.values())]
-        worlds = [world for world, by in cells.items() if any(name in by for name in names)]
-        if everywhere:
-            yield _table([{"world": one, **{name: cells[one].get(name, "–") for name in names}} for one in worlds])
-        else:
-            yield _table([{"method": name, **{one: cells[one].get(name, "–") for one in worlds}} for name in names])
+def _ranked_rows(found: Standings, cells: Cells) -> str:
+    """Worlds by ranked methods, whose names are short."""
+    names = _named(found, cells, True)
+    worlds = [world for world, by in cells.items() if any(name in by for name in names)]
+    return _table([{"world": one, **{name: cells[one].get(name, "–") for name in names}} for one in worlds])
 
 
-def _pairs(found: Standings) -> list[str]:
-    """All of them: what differs beyond chance, then what cannot be told apart."""
+def _other_rows(found: Standings, cells: Cells) -> str:
+    """All others by the few worlds that they have."""
+    names = _named(found, cells, False)
+    worlds = [world for world, by in cells.items() if any(name in by for name in names)]
+    return _table([{"method": name, **{one: cells[one].get(name, "–") for one in worlds}} for name in names])
+
+
+def _named(found: Standings, cells: Cells, everywhere: bool) -> list[str]:
+    names = [name for name, about in found.methods.items() if about["everywhere"] is everywhere]
+    return [name for name in names if any(name in by for by in cells.values())]
+
+
+# ---- pairs -----------------------------------------------------------------------------------------------------------
+def _pairs(found: Standings, file: str) -> list[str]:
+    """A matrix for each kind of model, the best first."""
     lines = []
     for measure in MEASURES:
         if (ranking := found.ranking(measure)) is None:
             continue
-        sure = [one for one in ranking.pairs if one.differs]
-        alike = len(ranking.pairs) - len(sure)
-        told = f"{len(sure)} of {len(ranking.pairs)} pairs differ beyond chance, {alike} cannot be told apart."
-        order = sorted(ranking.pairs, key=lambda one: (not one.differs, -abs(one.difference)))
-        lines += [f"### {measure.capitalize()} models", told, _table([_pair(one) for one in order])]
+        sure = sum(one.differs for one in ranking.pairs)
+        alike = len(ranking.pairs) - sure
+        told = f"{sure} of {len(ranking.pairs)} pairs differ beyond chance, {alike} cannot be told apart."
+        lines += [f"### {measure.capitalize()} models", told, _table(_matrix(ranking))]
     if not lines:
         return ["Nothing is ranked yet."]
     return [
         *lines,
-        "Points: the mean difference over worlds, with a 95 % bootstrap interval. Wins: the share of worlds in which "
-        "the first is ahead. p: Wilcoxon's, corrected by Holm for all pairs.",
+        "A cell: by how many points the row is ahead of the column, a mean over worlds, and in how many percent of "
+        "them. Bold: beyond chance (Wilcoxon's p over worlds, corrected by Holm for all pairs, below 0.05). "
+        f"Intervals and p: [{PAIRS}]({file}).",
     ]
 
 
-def _pair(one: Pair) -> dict[str, str]:
-    """The better one first."""
-    sign = 1 if one.difference >= 0 else -1
-    low, high = sorted((sign * one.low, sign * one.high))
-    wins = one.wins if sign > 0 else 1 - one.wins
-    return {
-        "ahead": one.a if sign > 0 else one.b,
-        "behind": one.b if sign > 0 else one.a,
-        "points": f"{100 * abs(one.difference):.1f} [{100 * low:+.1f}, {100 * high:+.1f}]",
-        "wins": f"{100 * wins:.0f} %",
-        "p": "–" if one.p is None else f"{one.p:.2g}",
-        "told apart": "yes" if one.differs else "no",
-    }
+def _matrix(ranking: Ranking) -> list[dict[str, str]]:
+    """Each pair once, where the row is of the better rank."""
+    names, known = [*ranking.ranks], {frozenset((one.a, one.b)): one for one in ranking.pairs}
+    return [
+        {"": row, **{name: _cell(turned(known[frozenset((row, name))], row)) for name in names[place + 1 :]}}
+        for place, row in enumerate(names[:-1])
+    ]
+
+
+def _cell(one: Pair) -> str:
+    mark = "**" if one.differs else ""
+    return f"{mark}{100 * one.difference:+.1f}{mark} ({100 * one.wins:.0f} %)"
+
+
+def pairs_csv(found: Standings) -> str:
+    """Every pair with its interval, wins and p; the better of two comes first."""
+    lines = ["model,ahead,behind,worlds,points,low,high,wins,p,told_apart"]
+    for measure in MEASURES:
+        ranking = found.ranking(measure)
+        ahead = [turned(one, one.a if one.difference >= 0 else one.b) for one in (ranking.pairs if ranking else ())]
+        for one in sorted(ahead, key=lambda one: (not one.differs, -one.difference)):
+            numbers = [f"{100 * number:.2f}" for number in (one.difference, one.low, one.high)]
+            chance = "" if one.p is None else f"{one.p:.3g}"
+            told = (*numbers, f"{one.wins:.3f}", chance, "yes" if one.differs else "no")
+            lines.append(",".join((measure, one.a, one.b, str(one.worlds), *told)))
+    return "\n".join(lines) + "\n"

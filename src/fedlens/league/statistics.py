@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations
 
@@ -188,6 +188,13 @@ def pair(scores: Scores, a: str, b: str) -> Pair:
     low, high = bootstrap(found, f"{a} {b}")
     wins = float(((found > 1e-12) + (np.abs(found) <= 1e-12) / 2).mean())
     return Pair(a, b, len(found), float(found.mean()), low, high, wins)
+
+
+def turned(one: Pair, first: str) -> Pair:
+    """The same pair with this method first."""
+    if one.a == first:
+        return one
+    return replace(one, a=one.b, b=one.a, difference=-one.difference, low=-one.high, high=-one.low, wins=1 - one.wins)
 
 
 def differences(scores: Scores, a: str, b: str) -> list[float]:

@@ -37,6 +37,38 @@ def table(found: Standings) -> list[dict[str, str]]:
     return sorted(rows, key=lambda row: _place(row["global rank"]))
 
 
+def narrow(found: Standings) -> dict[str, list[dict[str, str]]]:
+    """The same table for a terminal, in parts of at most 80 columns: a part for each kind of model, and the cost."""
+    rows, parts = table(found), {}
+    for measure in MEASURES:
+        more = {"personal before": "before", "worst tenth": "worst tenth"} if measure == "personal" else {}
+        columns = {"method": "method", f"{measure} rank": "rank", measure: "accuracy, %"}
+        columns |= {f"{measure}, over {REFERENCE}": f"over {REFERENCE}, points", **more}
+        order = sorted(rows, key=lambda row: _place(row[f"{measure} rank"]))
+        parts[MODELS[measure]] = [_taken(row, columns) for row in order if row[measure] != "–"]
+    cost = {name: name for name in ("method", "MB to target", "seconds", "privacy")}
+    return parts | {"Cost and privacy": [_taken(row, cost) for row in rows]}
+
+
+def _taken(row: dict[str, str], columns: dict[str, str]) -> dict[str, str]:
+    return {title: row[name] for name, title in columns.items()}
+
+
+def extent(found: Standings) -> str:
+    """How much of the league is played by every ranked method; worlds that lack some are named."""
+    ranked = [name for name, about in found.methods.items() if about["everywhere"]]
+    done = {world: {row["method"] for row in found.counted if row["world"] == world} for world in found.worlds}
+    lacking = {world: [name for name in ranked if name not in methods] for world, methods in done.items()}
+    whole = sum(not names for names in lacking.values())
+    count = f"All {_worlds(whole)}" if whole == len(found.worlds) else f"{whole} of {_worlds(len(found.worlds))}"
+    told = [f"**{count} {'is' if len(found.worlds) == 1 else 'are'} played by all {len(ranked)} ranked methods.**"]
+    begun = {world: names for world, names in lacking.items() if names and done[world] & {*ranked}}
+    told += [f"{world} lacks {', '.join(names)}." for world, names in begun.items()]
+    if untouched := [world for world, names in lacking.items() if names and world not in begun]:
+        told += [f"Not played yet: {'; '.join(untouched)}."]
+    return " ".join(told)
+
+
 # ---- what to try first -----------------------------------------------------------------------------------------------
 def first(found: Standings) -> Iterator[str]:
     """A paragraph for each kind of model: what to try first, and why."""
@@ -154,8 +186,8 @@ def _search(found: Standings) -> Iterator[str]:
 
 
 # ---- small words -----------------------------------------------------------------------------------------------------
-def percent(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.1f}"
+def percent(share: float | None, digits: int = 1) -> str:
+    return "–" if share is None else f"{100 * share:.{digits}f}"
 
 
 def interval(one: Pair | None) -> str:
