@@ -219,7 +219,7 @@ def test_commands_of_a_deployment(tmp_path, monkeypatch):
     lines = [
         words for _, text in blocks("docs/deploy.md") for words in commands(text) if words[:2] == ["fedlens", "deploy"]
     ]
-    assert [words[2] for words in lines] == [*DEPLOYING, "status", "stop", "export", "stop"]
+    assert [words[2] for words in lines] == [*DEPLOYING, "status", "stop", "export", "stop", "run"]
     bars(tmp_path / "test", ("covid", "normal", "pneumonia"))
     shown = next(text for kind, text in blocks("docs/deploy.md") if kind == "yaml")
     for words in lines[: DEPLOYING.index("run")]:
