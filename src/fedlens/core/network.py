@@ -14,6 +14,7 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
+from .pool_first import pool_first
 from .rng import fold, uniform
 from .tree import Tree
 
@@ -37,6 +38,7 @@ class Network:
         compile: bool = False,
     ):
         self.module = copy.deepcopy(module)
+        pool_first(self.module)
         self.precision: Precision = precision
         self.buffers: Buffers = buffers
         self.compile = compile

@@ -69,14 +69,17 @@ class Sequential:
         algorithm, data = job.stage.algorithm, self.federation.data
         local = algorithm.begin(client).clone()  # from here on the engine owns it, and step may write it
         device, rows = data.x.device, client.data.index[batches.rows.to(client.data.index.device)]
+        seeds = [key(job.seed, "step", job.round, i, t) for t in range(len(rows))]
+        # At once: of each step's own the host would make a dozen small tensors.
+        each = zip(batches.epochs, rows, batches.weights, torch.tensor(seeds, device=device), strict=True)
         view = None
-        for t, epoch in enumerate(batches.epochs):
+        for t, (epoch, row, weight, seed) in enumerate(each):
             if view is None or view.phase != algorithm.phase(epoch):
                 view = client.inside(phase=algorithm.phase(epoch))
-            seed = torch.tensor(key(job.seed, "step", job.round, i, t), device=device)
-            size = len(rows[t]) if algorithm.full_rows else looked_at(batches, t, self.net, device)
-            batch = data.batch(rows[t, :size], batches.weights[t, :size], seed, job.stage.augment)
-            local = algorithm.step(view, local, batch)
+            size = len(row) if algorithm.full_rows else looked_at(batches, t, self.net, device)
+            if size < len(row):
+                row, weight = row[:size], weight[:size]
+            local = algorithm.step(view, local, data.batch(row, weight, seed, job.stage.augment))
         return local
 
     def open(
