@@ -8,13 +8,24 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import nn
 from typer.testing import CliRunner
 
 from fedlens.algorithms import ALGORITHMS, SPATL, FedAvg, FedFed, FedMTL, FedNova, FedPer, FedXDS, Local, Scaffold
 from fedlens.audit import measures
-from fedlens.audit.attack import LEGEND, Answers, Inapplicable, Knowledge, LabelledImages, Prior, Verdict, trained
-from fedlens.audit.figures import grid_of, over_epsilon
+from fedlens.audit.attack import (
+    LEGEND,
+    Answers,
+    Gallery,
+    Inapplicable,
+    Knowledge,
+    LabelledImages,
+    Prior,
+    Verdict,
+    trained,
+)
+from fedlens.audit.figures import grid_of, over_epsilon, side_by_side
 from fedlens.audit.gradients import GradientInversion, LabelLeakage, read_labels
 from fedlens.audit.image_similarity import likeness, matched
 from fedlens.audit.inversion import FeatureInversion
@@ -634,6 +645,12 @@ def test_pictures_are_drawn(tmp_path):
     assert drawn.stat().st_size > 5000
     rows = {"a": torch.rand(3, 3, 8, 8), "b": torch.rand(2, 3, 8, 8)}
     assert grid_of(rows, tmp_path / "grid", "title").stat().st_size > 3000
+
+
+def test_many_recovered_images_go_on_below_and_stay_large(tmp_path):
+    x = torch.rand(32, 1, 8, 8)
+    wide, high = Image.open(side_by_side(Gallery(x, None, x), tmp_path / "many")).size
+    assert wide < 3 * high
 
 
 def test_a_folder_in_place_of_a_record_is_refused(tmp_path):

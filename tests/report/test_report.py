@@ -225,6 +225,9 @@ def test_a_lead_within_the_deviation_is_not_a_win(copies):
         "scaffold and fedavg cannot be told apart: 62.0\u00a0%\u00a0±\u00a014.1 and 60.0"
     )
     assert shown["tiles"]["result"] == "No clear winner"
+    sent, took = shown["tiles"]["cost"].split(", ")
+    assert len(set(sent.split(" to "))) == len(sent.split(" to ")), "74.5 MB to 74.5 MB"
+    assert len(set(took.split(" to "))) == len(took.split(" to "))
     shown = gather(with_accuracies(copies, 0.50, 0.51, 0.71, 0.72))
     assert shown["headline"] == (
         "scaffold is ahead with 71.5\u00a0%, 21.0 points above fedavg; 2 seeds cannot show that this is more than luck"
@@ -262,6 +265,9 @@ def test_all_that_cannot_be_told_from_the_best_are_named_by_the_command_lines_te
     assert {name: p for name, p in shown_p.items() if name != "scaffold"} == {
         name: p for name, p in cells.items() if p != "best"
     }
+    same = gather(with_accuracies(three_seeds, *[0.5] * 9))
+    assert "No test was possible: methods differ by the same amount in every seed." in same["sentences"]
+    assert same["headline"] == "fedavg, scaffold and fedprox cannot be told apart: 50.0\u00a0%"
     shown = gather(with_accuracies(three_seeds, 0.60, 0.61, 0.62, 0.81, 0.83, 0.825, 0.50, 0.53, 0.51))
     assert shown["headline"] == "scaffold was best with 82.2\u00a0%, 21.2 points above fedavg"
     assert not any("tells methods apart" in sentence for sentence in shown["sentences"])

@@ -98,7 +98,7 @@ def test_a_damaged_run_costs_itself_alone(runs):
 def test_the_server_answers_by_names_alone(runs):
     with serving(runs[0].parent) as server:
         words = urlencode([("run", path.name) for path in runs])
-        assert got(server, f"/answer?{words}")["headline"] == Answers().about(named(runs))["headline"]
+        assert got(server, f"/answer?{words}")["headline"] == Answers().about(named(sorted(runs)))["headline"]
 
 
 # ---- in a browser ----------------------------------------------------------------------------------------------------

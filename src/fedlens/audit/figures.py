@@ -10,6 +10,8 @@ from ..plots.style import COLOURS, pyplot, save
 from .attack import LEGEND, Gallery, Verdict
 from .measures import Measure
 
+WIDE = 12  # pictures beside each other
+
 
 def overview(verdicts: Sequence[Verdict], path: Path) -> Path:
     """One line for each attack: where it ends between chance and no defence, with intervals."""
@@ -33,19 +35,28 @@ def overview(verdicts: Sequence[Verdict], path: Path) -> Path:
 
 
 def side_by_side(gallery: Gallery, path: Path, title: str = "") -> Path:
-    """Rows: the originals, what was released of them (where pictures were), what the attack recovered."""
-    rows = {"original": gallery.original, "released": gallery.released, "recovered": gallery.recovered}
-    return grid_of({name: x for name, x in rows.items() if x is not None}, path, title)
+    """Rows: the originals, what was released of them (where pictures were), what the attack recovered.
+
+    Many go on below, WIDE at a time: in one line they would be too small to see.
+    """
+    kinds = {"original": gallery.original, "released": gallery.released, "recovered": gallery.recovered}
+    known = {name: x for name, x in kinds.items() if x is not None}
+    starts = range(0, len(gallery.original), WIDE)
+    return _grid([(name, x[at : at + WIDE]) for at in starts for name, x in known.items()], path, title)
 
 
 def grid_of(rows: Mapping[str, Any], path: Path, title: str = "") -> Path:
     """Named rows of pictures [n, c, h, w] in [0, 1], one column for each image."""
+    return _grid([*rows.items()], path, title)
+
+
+def _grid(rows: Sequence[tuple[str, Any]], path: Path, title: str) -> Path:
     plt = pyplot()
-    wide = max(len(x) for x in rows.values())
+    wide = max(len(x) for _, x in rows)
     figure, axes = plt.subplots(
         len(rows), wide, figsize=(1.05 * wide + 1.3, 1.12 * len(rows) + 0.5), squeeze=False, layout="constrained"
     )
-    for line, (name, pictures) in zip(axes, rows.items(), strict=True):
+    for line, (name, pictures) in zip(axes, rows, strict=True):
         for column, axis in enumerate(line):
             axis.set(xticks=[], yticks=[])
             axis.grid(False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..compare.significance import FEWEST
@@ -139,7 +139,8 @@ def _tiles(groups: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, Any]
     measure, ranked = measure_for(groups), sorted((g for g in groups if g["rank"]), key=lambda group: -_known(group))
     first = [group for group in ranked if group["rank"]["is_best"] or group["rank"]["is_close"]] or list(groups)
     best = first[0]
-    costs = [*dict.fromkeys(f"{size(group['bytes']['mean'])}, {duration(group['seconds']['mean'])}" for group in first)]
+    sent, took = ([group[name]["mean"] for group in first] for name in ("bytes", "seconds"))
+    cost = f"{_from_to(sorted(sent), size)}, {_from_to(sorted(took), duration)}"
     if len(first) == 1:
         ahead = (
             ""
@@ -148,12 +149,15 @@ def _tiles(groups: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, Any]
             if best["rank"]["tested"]
             else f"{best['label']} is ahead: "
         )
-        found = {"result": ahead + _number(best, measure) if measure else "", "cost": costs[0]}
+        result = ahead + _number(best, measure) if measure else ""
     else:
-        sent, took = ([group[name]["mean"] for group in first] for name in ("bytes", "seconds"))
-        cost = f"{size(min(sent))} to {size(max(sent))}, {duration(min(took))} to {duration(max(took))}"
-        found = {"result": "No clear winner" if ranked else "", "cost": cost if len(costs) > 1 else costs[0]}
-    return found | {"privacy": safety.status(first, runs)}
+        result = "No clear winner" if ranked else ""
+    return {"result": result, "cost": cost, "privacy": safety.status(first, runs)}
+
+
+def _from_to(values: Sequence[float], write: Callable[[float], str]) -> str:
+    """The first and the last of these in order, once where they read alike."""
+    return " to ".join(dict.fromkeys([write(values[0]), write(values[-1])]))
 
 
 def _known(group: Mapping[str, Any]) -> float:
@@ -199,7 +203,7 @@ def _winner(ranked: Sequence[Mapping[str, Any]], measure: str) -> str:
     names = joined([_named(group) for group in (best, *close)])
     if len(close) == 1:
         return f"{names} cannot be told apart: {_number(best, measure)} and {_number(close[0], measure)}{over}"
-    return f"{names} cannot be told apart: {percent(_known(best))} to {percent(min(map(_known, close)))}{over}"
+    return f"{names} cannot be told apart: {_from_to([*map(_known, (best, *close))], percent)}{over}"
 
 
 def _ends(best: Mapping[str, Any], second: Mapping[str, Any], measure: str) -> list[str]:
@@ -228,6 +232,8 @@ def _tests(ranked: Sequence[Mapping[str, Any]]) -> list[str]:
             return [f"Against {best['label']}, {test}: {', '.join(each)}.{rule}"]
     if all(group["complete"] == 1 for group in ranked):
         return []
+    if all(group["complete"] >= FEWEST for group in ranked):
+        return ["No test was possible: methods differ by the same amount in every seed."]
     return [f"No test was possible: one needs {FEWEST} seeds, or accuracies of single clients."]
 
 

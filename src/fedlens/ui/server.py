@@ -413,8 +413,8 @@ def _report(server: LiveServer, words: dict[str, list[str]]) -> Answer:
 
 
 def _winner(server: LiveServer, words: dict[str, list[str]]) -> Answer:
-    runs = server.watch.known(_several(words, "an answer is about"))
-    return _as_json(finite(server.answers.about({run.name: run.path for run in runs})))
+    paths = {run.name: run.path for run in server.watch.known(_several(words, "an answer is about"))}
+    return _as_json(finite(server.answers.about(dict(sorted(paths.items())))))  # equals in the report's order
 
 
 def _stop(server: LiveServer, words: dict[str, list[str]]) -> Answer:
