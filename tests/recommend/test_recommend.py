@@ -255,6 +255,20 @@ def test_worlds_count_by_distance_and_what_is_shared_is_said():
     assert "No evidence on such a split: apfl" in said and "2 worlds of the league" in said
 
 
+def test_what_is_printed_of_the_league_names_what_is_shared(monkeypatch, capsys):
+    """The first line, too; lines fit 80 columns, and methods that are behind take one sentence."""
+    mine, _ = described(SKEWED)
+    monkeypatch.setattr("fedlens.recommend.rank.known", lambda: [world(mine), world(mine, clients=90)])
+    monkeypatch.setenv("COLUMNS", "80")
+    app(["recommend", "partition.alpha=0.1", "clients=20", "model=cnn_small"], standalone_mode=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "Try fedxds (shares data) or scaffold." and max(map(len, lines)) <= 80
+    assert any(line.startswith("scaffold ") and "+4.0 [+2.0, +6.0]" in line for line in lines)
+    assert "Behind, in points over fedavg: fedavg +0.0, fedprox +0.0, fedamp -10.0. --json" in " ".join(lines)
+    assert "Left out, with another number of clients: 1 world of 90 clients." in lines
+    assert not any(line.startswith("fedamp") for line in lines)
+
+
 def test_a_method_that_broke_down_is_never_proposed():
     """SCAFFOLD is ahead on the average, or its interval reaches the best: one run near chance is enough against it."""
     mine, _ = described(SKEWED)

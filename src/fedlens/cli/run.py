@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -245,22 +245,36 @@ def recommend(
     if json:
         say_json(asdict(found))
         return
-    if worth := [one.method for one in found.advice if one.verdict == "try"]:
+    if worth := [one for one in found.advice if one.verdict == "try"]:
+        named = [f"{one.method} ({one.privacy})" if one.privacy else one.method for one in worth[:3]]
         others = f" {len(worth) - 3} more cannot be told from them." if len(worth) > 3 else ""
-        print_text(f"Try {' or '.join(worth[:3])}.{others}")
+        print_text(f"Try {' or '.join(named)}.{others}")
     if found.advice:
-        print_rows([_advice_row(one) for one in found.advice])
+        _print_advice(found.advice)
     for sentence in found.notes:
         print_text(sentence)
 
 
-def _advice_row(one: Any) -> dict[str, str]:
-    """As people read it; --json has fractions, intervals and sources."""
+def _print_advice(advice: Sequence[Any]) -> None:
+    """As people read it; --json has fractions and sources. Of many methods, those behind take a sentence."""
     from ..core.format import percent
 
-    gain = "" if one.over_fedavg is None else f"{100 * one.over_fedavg:+.1f}"
-    row = {"method": one.method, "verdict": one.verdict, "accuracy": percent(one.accuracy), "over FedAvg": gain}
-    return {**row, "worlds": str(one.worlds), **({"cost": one.cost} if one.cost else {}), "why": one.why}
+    is_long = any(one.low is not None for one in advice)  # from several worlds, whose accuracies say nothing together
+    rows = []
+    for one in advice:
+        gain = "" if one.over_fedavg is None else f"{100 * one.over_fedavg:+.1f}"
+        row = {"method": one.method, "verdict": one.verdict}
+        if is_long:
+            row["over FedAvg"] = gain if one.low is None else f"{gain} [{100 * one.low:+.1f}, {100 * one.high:+.1f}]"
+        else:
+            row |= {"accuracy": percent(one.accuracy), "over FedAvg": gain}
+        parts = one.why.split("; ")[is_long and one.verdict == "try" :]  # that it cannot be told from the best is said
+        why = "; ".join(part for part in parts if part != one.cost)
+        rows.append({**row, "worlds": str(one.worlds), **({"cost": one.cost} if one.cost else {}), "why": why})
+    print_rows([row for row in rows if not is_long or row["verdict"] != "behind"])
+    behind = [f"{one.method} {100 * one.over_fedavg:+.1f}" for one in advice if one.verdict == "behind" and is_long]
+    if behind:
+        print_text(f"Behind, in points over fedavg: {', '.join(behind)}. --json says why.")
 
 
 def bench(

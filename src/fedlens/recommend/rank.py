@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from importlib import resources
@@ -234,10 +235,13 @@ def _by_league(
         found_there = (one.accuracy, one.over, used[0]["source"], one.low, one.high, one.worlds, one.cost, shows)
         advice.append(Advice(one.method, verdict, why, *found_there))
     notes += _about_worlds(used, experiment, mine)
-    left = [result for result in worlds if result not in used]
-    notes += [f"Left out, with another number of clients: {_what(result)}." for result in left]
-    notes += [f"Not of the league, and not counted: {_what(result)}." for result in near if result not in worlds]
-    notes.append("low and high: a 95 % interval of the difference to fedavg. What overlaps is no ranking.")
+    left = Counter(f"of {result['clients']} clients" for result in worlds if result not in used)
+    others = Counter(f"{result['source']}: {result['data']}" for result in near if result not in worlds)
+    notes += [f"Left out, with another number of clients: {_counted(left, 'world')}."] if left else []
+    notes += [f"Not of the league, and not counted: {'; '.join(others)}."] if others else []
+    notes.append(
+        "Brackets (low, high): 95 % intervals over fedavg, too narrow from one world. What overlaps is no ranking."
+    )
     tried = [one.method for one in advice if one.verdict == "try" and one.method != "fedavg"][:_TRIED]
     own = [word.replace("algorithm", name, 1) for name in ("fedavg", *tried) for word in ran_with.get(name, ())]
     command = shlex.join(["fedlens", "compare", "fedavg", *tried, *own, *typed(experiment), "--seeds", "3"])
@@ -248,6 +252,10 @@ def _by_league(
     untried = sorted(set(ALGORITHMS) - {one.method for one in found})
     notes.append(f"No evidence on such a split: {', '.join(untried)}.")
     return Recommendation(mine, kind, advice, notes)
+
+
+def _counted(of: Mapping[str, int], what: str) -> str:
+    return ", ".join(f"{count} {what}{'s' * (count > 1)} {each}" for each, count in of.items())
 
 
 def _about_worlds(
