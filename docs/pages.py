@@ -24,6 +24,7 @@ from fedlens.league.again import checks
 from fedlens.league.page import beside
 from fedlens.league.standings import MEASURES, Standings
 from fedlens.league.words import extent, findings, first
+from fedlens.league.words import table as standings
 from fedlens.papers.registry import reproducible
 
 DOCS = Path(__file__).parent
@@ -116,10 +117,14 @@ def replaced(text: str, mark: str, body: str) -> str:
 
 
 def league(found: Standings, again: Sequence[Standings]) -> str:
-    """How much of it is done, what to try first, the picture, the findings and the checks by hand."""
+    """How much of it is done, what to try first, the picture, the table, the findings and the checks by hand."""
     parts = [f"{extent(found)} All numbers: [results/league.md](../results/league.md).", *first(found)]
     if any(found.ranking(measure) for measure in MEASURES):
         parts.append("![Mean ranks; a bar joins methods that cannot be told apart](../results/league.png)")
+    if rows := standings(found):
+        head = ("method", *(f"{measure} {what}" for measure in MEASURES for what in ("rank", "over fedavg")), "privacy")
+        wanted = [key.replace(" over", ", over") for key in head]
+        parts += [table(head, [[row[key] for key in wanted] for row in rows]), "Over fedavg: points of accuracy."]
     return "\n\n".join([*parts, *findings(found), *(line for one in again for line in checks(found, one))])
 
 

@@ -123,8 +123,8 @@ def to_come(league: League, book: Book) -> list[str]:
     left = {pair: lacks for pair in pairs if sum(lacks := left_of(league, book, *pair))}
     runs = sum(map(sum, left.values()))
     lines = [
-        f"{len(league.worlds)} worlds, {len(league.entries)} methods: {total - counts} runs of the search, "
-        f"{counts} that count.",
+        f"Worlds: {len(league.worlds)}, methods: {len({method for _, method in pairs})}. Runs of the search: "
+        f"{total - counts}, runs that count: {counts}.",
         f"{mine} are done; about {runs} are left, and some beyond the grid of rates.",
     ]
     for world in league.worlds:
