@@ -36,7 +36,7 @@ def test_what_a_node_would_let_out(epsilon, tmp_path):
     node = world(tmp_path, *DP).node(epsilon=epsilon).node
     text = "\n".join(owner.shown(node))
     assert "It is client 0" in text and "never code or paths" in text and "are carried out" in text
-    assert ("Accuracies on its images stay here" in text) == (epsilon is not None)
+    assert ("The number of its images and accuracies on them stay here" in text) == (epsilon is not None)
     assert ("crafted weights" in text) == (epsilon is None) and ("Left: 8" in text) == (epsilon is not None)
     trial = replace(node, data=None, simulation=node.data, privacy=None)
     assert "as in a simulation" in "\n".join(owner.shown(trial))

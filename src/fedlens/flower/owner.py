@@ -26,9 +26,9 @@ def shown(node: Node) -> Iterator[str]:
     yield "It runs the fedlens that is installed here. A contract brings names and numbers, never code or paths."
     allowed = ", ".join(node.policy.algorithms) or "all that are installed"
     yield f"Methods: {allowed}. Code of your own that contracts may name: {', '.join(node.policy.classes) or 'none'}."
-    out = "model updates, and what a method makes of the data" if node.policy.raw_derived else "model updates alone"
+    out = "model updates, and what a method makes of the data" if node.policy.raw_derived else "only model updates"
     measured = "leave where a contract says so" if node.privacy is None else "stay here"
-    yield f"What may leave: {out}. Accuracies on its images {measured}."
+    yield f"What may leave: {out}. The number of its images and accuracies on them {measured}."
     if node.data is None:
         yield "Noise is drawn from the run's seed, as in a simulation."
         return
