@@ -165,7 +165,7 @@ def test_own_models_of_any_name_are_one_measure_as_in_the_terminals_table(person
         assert math.isclose(fair["std"]["mean"], row["clients_std"])
     best, second, _ = table
     assert shown["headline"] == (
-        f"{best['method']} is ahead with {100 * best['mean']:.1f}\u00a0%, "
+        f"{best['method']} is ahead with {100 * best['mean']:.1f}\u00a0% (personal models), "
         f"{100 * (best['mean'] - second['mean']):.1f} points above {second['method']}; "
         "1 seed cannot show that this is more than luck"
     )

@@ -13,7 +13,7 @@ from fedlens.compare.run import compare_existing
 from fedlens.report import collect as collected
 from fedlens.report.page import gather
 from fedlens.ui import answer
-from fedlens.ui.answer import Answers
+from fedlens.ui.answer import LiveAnswers
 from live_page import SIZES, calm, opened, quiet, serving
 from test_report import run, with_accuracies
 from test_ui import got
@@ -50,7 +50,7 @@ def named(paths: list[Path]) -> dict[str, Path]:
 @pytest.mark.parametrize("values", [CLOSE, CLEAR], ids=["close", "clear"])
 def test_it_is_the_reports_and_the_command_lines(runs, values):
     with_accuracies(runs, *values)
-    said, shown = Answers().about(named(runs)), gather(runs)
+    said, shown = LiveAnswers().about(named(runs)), gather(runs)
     parts = ("headline", "sentences", "costs", "privacy", "tiles", "warnings", "listed")
     assert {part: said[part] for part in parts} == {part: shown[part] for part in parts}
     rows = compare_existing(runs).rows("")
@@ -61,15 +61,23 @@ def test_it_is_the_reports_and_the_command_lines(runs, values):
 
 def test_seeds_that_not_all_have_finished_are_left_out_and_counted(runs):
     with_accuracies(runs, *CLEAR)
-    whole, part = Answers().about(named(runs[:2] + runs[3:5])), Answers().about(named(runs[:3] + runs[3:5]))
+    whole, part = LiveAnswers().about(named(runs[:2] + runs[3:5])), LiveAnswers().about(named(runs[:3] + runs[3:5]))
     assert part["headline"] == whole["headline"] and not part["listed"] and not part["warnings"]
     assert part["sentences"][0] == "1 run is left out: not all methods have finished the same seeds."
-    apart = Answers().about(named(runs[:2] + runs[5:6]))  # none in common: told one by one
+    apart = LiveAnswers().about(named(runs[:2] + runs[5:6]))  # none in common: told one by one
     assert apart["listed"] and len(apart["brief"]) == 2 and apart["warnings"]
 
 
+def test_what_ranks_is_told_where_it_is_not_the_global_model(tmp_path):
+    paths = [run(tmp_path / name, f"algorithm={name}", "rounds=2") for name in ("fedavg", "local")]
+    said, rows = LiveAnswers().about(named(paths)), compare_existing(paths).rows("")
+    assert said["scored"] == "personal models after local training" and "(personal models)" in said["headline"]
+    assert said["scores"] == {row["method"]: row["mean"] for row in rows}
+    assert LiveAnswers().about(named(paths[:1]))["scores"] == {}
+
+
 def test_a_run_is_read_again_when_its_files_change(runs, monkeypatch):
-    read, answers = [], Answers()
+    read, answers = [], LiveAnswers()
     monkeypatch.setattr(answer, "collect", lambda path, *rest: read.append(path.name) or collected.collect(path, *rest))
     answers.about(named(runs[:2]))
     assert "not tested" in answers.about(named(runs[:2]))["tiles"]["privacy"] and len(read) == 2
@@ -83,7 +91,7 @@ def test_a_run_is_read_again_when_its_files_change(runs, monkeypatch):
 
 def test_of_many_runs_it_says_how_far_it_is_and_gets_on(runs, monkeypatch):
     monkeypatch.setattr(answer, "_PATIENCE", -1.0)
-    answers = Answers()
+    answers = LiveAnswers()
     assert answers.about(named(runs)) == {"read": 1}
     monkeypatch.setattr(answer, "_PATIENCE", 60.0)
     assert "headline" in answers.about(named(runs))
@@ -91,14 +99,14 @@ def test_of_many_runs_it_says_how_far_it_is_and_gets_on(runs, monkeypatch):
 
 def test_a_damaged_run_costs_itself_alone(runs):
     next((runs[8] / "metrics.parquet").iterdir()).write_bytes(b"PAR1")
-    said = Answers().about(named(runs))
+    said = LiveAnswers().about(named(runs))
     assert said["headline"] and any("corrupt and left out: fedprox-2" in words for words in said["warnings"])
 
 
 def test_the_server_answers_by_names_alone(runs):
     with serving(runs[0].parent) as server:
         words = urlencode([("run", path.name) for path in runs])
-        assert got(server, f"/answer?{words}")["headline"] == Answers().about(named(sorted(runs)))["headline"]
+        assert got(server, f"/answer?{words}")["headline"] == LiveAnswers().about(named(sorted(runs)))["headline"]
 
 
 # ---- in a browser ----------------------------------------------------------------------------------------------------
@@ -149,12 +157,23 @@ def test_the_answer_is_about_what_is_found_or_ticked_and_follows_what_changes(br
 @pytest.mark.browser
 def test_on_a_phone_the_numbers_that_rank_are_whole(browser, tmp_path):
     """Without scrolling: the mean that ranks and the last accuracy."""
+    assert_whole(browser, tmp_path, "closing")
+
+
+@needs_chromium
+@pytest.mark.browser
+def test_on_a_phone_the_personal_accuracy_that_ranks_is_whole(browser, tmp_path):
+    run(tmp_path / "local/seed-0", "algorithm=local")
+    assert_whole(browser, tmp_path, "ranked")
+
+
+def assert_whole(browser, tmp_path, ranking: str) -> None:
     for seed in (0, 1):
         run(tmp_path / f"a-longer-name/seed-{seed}", "rounds=8", f"seed={seed}")
     with serving(tmp_path) as server, opened(browser, server, "phone") as page:
-        page.until("document.querySelector('[data-sort=closing]') !== null")
+        page.until(f"document.querySelector('[data-sort={ranking}]') !== null")
         for group in ("", "method"):
             page.click(f"[data-value='{group}']")
-            for column in ("closing", "accuracy"):
+            for column in (ranking, "accuracy"):
                 right = f"document.querySelector('[data-sort={column}]').closest('th').getBoundingClientRect().right"
                 assert page.evaluate(right) <= SIZES["phone"][0], (group, column)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..compare.table import Comparison
+from ..compare.table import Comparison, score
 from ..compare.verdict import is_tested, p_words
 from .groups import arenas, grouped
 from .summary_text import has_measure, letter, measure_for
@@ -48,7 +48,11 @@ def _compare(rivals: Mapping[str, dict[str, Any]], runs: Sequence[Mapping[str, A
     rows = [row for row in Comparison(entries, by).rows("") if row["mean"] is not None]
     tested = is_tested(rows)
     for row in rows:
-        rivals[row["method"]]["rank"] = {
+        group = rivals[row["method"]]
+        compared = {n: runs[n]["compared"] for n in group["runs"] if runs[n]["state"] == "complete"}
+        group["rank"] = {
+            "by": by,
+            "scores": {n: score(run, by) for n, run in compared.items()},  # run -> what it is ranked by
             **{name: row[name] for name in ("rank", "mean", "std", "p_seeds", "p_clients")},
             "p_words": {over: p_words(row[f"p_{over}"]) for over in ("seeds", "clients")},
             "is_best": row is rows[0],

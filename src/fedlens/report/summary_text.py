@@ -192,7 +192,7 @@ def _winner(ranked: Sequence[Mapping[str, Any]], measure: str) -> str:
     """Who was best; where others cannot be told from it, all of them."""
     best, second = ranked[:2]
     close = _close(ranked)
-    over = f" ({averaged(ranked)})" if best["rank"]["last"] > 1 else ""
+    over = f" ({averaged(ranked)})" if best["rank"]["last"] > 1 else "" if measure == "global" else " (personal models)"
     if not close:
         lead = f"{100 * (_known(best) - _known(second)):.1f} points above {_named(second)}"
         if best["rank"]["tested"]:
@@ -254,6 +254,11 @@ def _lacking(groups: Sequence[Mapping[str, Any]], measure: str) -> list[str]:
         for group in groups
         if not group["rank"]
     ]
+
+
+def model_words(groups: Sequence[Mapping[str, Any]]) -> str:
+    """What the personal models of these are, in a few words."""
+    return _short(personal_measure(groups) or "personal")
 
 
 def _short(measure: str) -> str:

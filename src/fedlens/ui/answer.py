@@ -20,7 +20,7 @@ _PATIENCE = 1.0  # seconds until somebody is told how far it is, and others can 
 Stamp = tuple[tuple[int, int] | None, ...]
 
 
-class Answers:
+class LiveAnswers:
     """Each run is read once, as long as its files stay as they are."""
 
     def __init__(self) -> None:
@@ -30,6 +30,7 @@ class Answers:
     def about(self, paths: Mapping[str, Path]) -> dict[str, Any]:
         """The answer about finished runs, by their names; `marks` says of runs of the best methods what they are.
 
+        `scores`: what runs are ranked by, where that is not the accuracy of the global model, and `scored` its name.
         `read`, where that takes longer: how many were read so far. Who asks again gets on.
         """
         until, read = time.monotonic() + _PATIENCE, list[dict[str, Any]]()
@@ -44,7 +45,11 @@ class Answers:
         if left_out := len(read) - len(runs):
             many = "1 run is" if left_out == 1 else f"{left_out} runs are"
             told["sentences"] = [f"{many} left out: not all methods have finished the same seeds.", *told["sentences"]]
-        return told | {"warnings": summary_text.warnings(runs, groups, fields), "marks": _marks(groups, runs, fields)}
+        return (
+            told
+            | {"warnings": summary_text.warnings(runs, groups, fields), "marks": _marks(groups, runs, fields)}
+            | _scores(groups, runs)
+        )
 
     def _run(self, path: Path, name: str) -> dict[str, Any]:
         stamp = tuple(_stamp(path / file) for file in _FILES)
@@ -85,3 +90,9 @@ def _marks(
         word = "among the best" if len(top) > 1 else "best" if top and top[0]["rank"]["tested"] else "ahead"
         found |= {runs[number]["name"]: word for group in top for number in group["runs"]}
     return found
+
+
+def _scores(groups: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    ranked_by = [group for group in groups if group["rank"] and group["rank"]["by"] == "personal"]
+    scores = {runs[n]["name"]: value for group in ranked_by for n, value in group["rank"]["scores"].items()}
+    return {"scores": scores, "scored": summary_text.model_words(ranked_by) if scores else ""}

@@ -31,7 +31,7 @@ from ..report import page as report
 from ..runs.read import DAMAGE
 from ..simulate.recorder import STOP
 from . import clients
-from .answer import Answers
+from .answer import LiveAnswers
 from .curves import POINTS
 from .watch import PAUSE, Watch
 
@@ -90,7 +90,7 @@ class LiveServer(ThreadingHTTPServer):
             )
         if token and not _TOKEN.fullmatch(token):
             raise BadInput("--token should be sixteen or more letters, digits, - or _")
-        self.watch, self.answers = Watch(self.folder), Answers()
+        self.watch, self.answers = Watch(self.folder), LiveAnswers()
         self.closed = threading.Event()
         self.listeners = threading.BoundedSemaphore(LISTENERS)
         self.reporting = threading.Lock()  # one report at a time: each is seconds of work

@@ -2,6 +2,7 @@
 const MOST_ANSWERED = 200, MOST_TOLD = 5, PATIENCE = 5000; // runs in one answer; sentences where settings are told one by one; milliseconds
 
 // `about`: the runs in question and how to call them; `told` is called with a new answer, whose marks the table shows.
+let answered = {}; // the answer that is shown
 function answerSection(about, told) {
   const node = element("section", { id: "answer", "aria-label": "Answer", hidden: "" });
   let asked = "", busy = false, found = null;
@@ -22,6 +23,7 @@ function answerSection(about, told) {
     asked = key;
     if (!done.length || done.length > MOST_ANSWERED) {
       found = null;
+      answered = {};
       node.hidden = !done.length;
       node.replaceChildren(element("p", { class: "about" }, `Find or tick up to ${MOST_ANSWERED} finished runs to read which method won.`));
       return told();
@@ -34,12 +36,12 @@ function answerSection(about, told) {
       if (known(answer.read)) {
         if (!found) node.firstChild.textContent = `Reading results: ${answer.read} of ${done.length} runs …`;
         asked = ""; // so that it is asked for again, of the runs that are in question then
-      } else { found = answer; show(before); }
+      } else { found = answered = answer; show(before); }
     } catch { setTimeout(() => { asked = ""; if (node.isConnected) update(); }, PATIENCE); } finally { busy = false; node.removeAttribute("aria-busy"); } // the server may be gone
     if (!node.isConnected) return; // another view is open
     told();
     update(); // what changed meanwhile
   }
   narrow.addEventListener("change", () => { if (node.querySelector(".cells")) node.querySelector(".cells").replaceWith(answerCells(found)); });
-  return { node, update, marks: () => found?.marks || {}, tiles: () => found?.tiles || {} };
+  return { node, update };
 }

@@ -11,6 +11,7 @@ const averagesAtEnd = (row) => row.state === "done" && row.evaluated_on === "glo
 
 // A column: words, value(row) to sort by, text(value, row) to read; number: a group shows its mean; alike: what all runs share is said once.
 const COLUMNS = {
+  ranked: { words: "", number: true, value: (row) => answered.scores?.[row.name] ?? null, text: (value) => percent(value), deviation: true },
   closing: { words: "mean at the end, %", number: true, value: (row) => (averagesAtEnd(row) ? row.closing : null), text: (value) => percent(value), deviation: true },
   accuracy: { words: "last accuracy, %", number: true, value: (row) => row.accuracy, text: (value) => percent(value), deviation: true },
   best: { words: "best, %", number: true, value: (row) => row.best, text: (value) => percent(value) },
@@ -36,6 +37,9 @@ function columnsNow(all) {
   const keys = outermost(settings.other).filter((key) => !TOLD.has(key)).slice(0, EXTRA);
   const over = new Set(all.filter(averagesAtEnd).map((row) => row.closing_over)), said = used.find(([key]) => key === "closing");
   if (said && over.size === 1) said[1] = { ...said[1], words: `${[...over][0]}, %` }; // the rounds, where all have the same
+  const ranked = used.find(([key]) => key === "ranked");
+  if (ranked) ranked[1] = { ...ranked[1], words: `${answered.scored}, %` };
+  if (ranked && said) used.splice(used.indexOf(said), 1); // the mean of another model ranks nobody here
   return Object.fromEntries([...used, ...keys.map((key) => [`set.${key}`, { words: key, value: (row) => setting(row.name, key) ?? null, text: plainly, number: all.every((row) => typeof (setting(row.name, key) ?? 0) === "number"), all: true }])]);
 }
 
@@ -153,7 +157,7 @@ function listView() {
     const names = entries.map((entry) => entry.key || entry.name);
     for (const [at, entry] of entries.entries()) {
       if (!lineOf.has(names[at])) lineOf.set(names[at], line(entry, view));
-      lineOf.get(names[at]).update(entry, columns, keys, unfolded.has(entry.key), answer.marks());
+      lineOf.get(names[at]).update(entry, columns, keys, unfolded.has(entry.key), answered.marks || {});
       lineOf.get(names[at]).node.classList.toggle("member", Boolean(shown.group) && !entry.members);
     }
     // While somebody points at a row, rows stay where they are.
@@ -166,7 +170,7 @@ function listView() {
     scroll.hidden = !entries.length;
     empty.textContent = rows.size ? (all.length ? "" : "No run is like that.") : heard ? "There is no run in this folder yet. One that begins appears here by itself." : "";
     empty.hidden = !empty.textContent;
-    within.textContent = [prefix && `All names begin with ${prefix}`, ...shared(whole, answer.tiles())].filter(Boolean).join(" · ");
+    within.textContent = [prefix && `All names begin with ${prefix}`, ...shared(whole, answered.tiles || {})].filter(Boolean).join(" · ");
     within.hidden = !within.textContent;
     ordered.textContent = columns[shown.sort.replace(/^-/, "")] || /^-?name$/.test(shown.sort) ? "" : `Rows are in order of time, ${all.some((row) => row.state === "running") ? "running ones and then the newest" : "the newest"} first: not a ranking.`;
     ordered.hidden = entries.length < 2 || !ordered.textContent;
