@@ -6,19 +6,23 @@ import sys
 import torch
 import torch.multiprocessing as multiprocessing
 import torch.nn.functional as F
-from job import BATCH, LOOK_EVERY, MOMENTUM, RATE, ROUNDS, arrays, network, say, scaled
+from job import linger, network, read, say, scaled
 
 PROCESSES = 2
 
 
 class Trainer:
-    """One model whose parameters are views into a flat vector."""
+    """One model whose parameters and running statistics are views into a flat vector."""
 
-    def __init__(self, job):
-        self.model = network().to(memory_format=torch.channels_last)
+    def __init__(self, folder, job, data):
+        self.job, self.model = job, network(folder).to(memory_format=torch.channels_last)
+        for part in self.model.modules():
+            if isinstance(part, torch.nn.BatchNorm2d):
+                part.num_batches_tracked = None  # a counter that nobody needs
         parameters = list(self.model.parameters())
-        self.flat, at = torch.empty(sum(p.numel() for p in parameters)), 0
-        for p in parameters:
+        weights = [*parameters, *self.model.buffers()]
+        self.flat, at = torch.empty(sum(p.numel() for p in weights)), 0
+        for p in weights:
             view = self.flat[at : at + p.numel()]
             if p.dim() == 4:
                 out, inn, high, wide = p.shape
@@ -26,18 +30,21 @@ class Trainer:
             view = view.view(p.shape) if p.dim() != 4 else view
             view.copy_(p.data)
             p.data, at = view, at + p.numel()
-        self.optimizer = torch.optim.SGD(parameters, RATE, momentum=MOMENTUM, fused=True)
-        wide = torch.channels_last
-        self.x = [torch.from_numpy(scaled(job["x"][i])).contiguous(memory_format=wide) for i in job["owned"]]
-        self.y = [torch.from_numpy(job["y"][i]).long() for i in job["owned"]]
-        self.test_x = torch.from_numpy(scaled(job["test_x"])).contiguous(memory_format=wide)
-        self.test_y = torch.from_numpy(job["test_y"]).long()
+        self.optimizer = torch.optim.SGD(parameters, job.rate, momentum=job.momentum, fused=True)
+        self.x = {client: self._images(data["x"][index]) for client, index in data["owned"].items()}
+        self.y = {client: torch.from_numpy(data["y"][index]).long() for client, index in data["owned"].items()}
+        self.test_x = self._images(data["test_x"])
+        self.test_y = torch.from_numpy(data["test_y"]).long()
+
+    def _images(self, x):
+        return torch.from_numpy(scaled(self.job, x)).contiguous(memory_format=torch.channels_last)
 
     def train(self, client, weights):
         self.flat.copy_(weights)
         self.optimizer.state.clear()
+        self.model.train()
         x, y = self.x[client], self.y[client]
-        for rows in torch.randperm(len(y)).split(BATCH):
+        for rows in torch.randperm(len(y)).split(self.job.batch)[: self.job.steps]:
             F.cross_entropy(self.model(x[rows].contiguous(memory_format=torch.channels_last)), y[rows]).backward()
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
@@ -46,21 +53,23 @@ class Trainer:
     @torch.no_grad()
     def correct(self, weights, first, last):
         self.flat.copy_(weights)
+        self.model.eval()
         chunks = zip(self.test_x[first:last].split(250), self.test_y[first:last].split(250), strict=True)
         return sum(int((self.model(x).argmax(1) == y).sum()) for x, y in chunks)
 
 
-def work(number, job, weights, sums, next_one, pipe):
+def work(number, folder, weights, sums, next_one, pipe):
     torch.set_num_threads(1)
     torch.manual_seed(number)
-    trainer = Trainer(job)
-    tests = len(job["test_y"])
+    job, data = read(folder)
+    trainer = Trainer(folder, job, data)
+    tests = len(data["test_y"])
     pipe.send(None)
     while (order := pipe.recv()) is not None:
         if order == "look":
             pipe.send(trainer.correct(weights, number * tests // PROCESSES, (number + 1) * tests // PROCESSES))
             continue
-        total, seen = sum(len(job["owned"][client]) for client in order), 0
+        total, seen = sum(len(data["owned"][client]) for client in order), 0
         sums[number].zero_()
         while True:
             with next_one.get_lock():
@@ -76,14 +85,14 @@ def work(number, job, weights, sums, next_one, pipe):
 def main(folder):
     torch.set_num_threads(1)
     torch.set_grad_enabled(True)
-    job = arrays(folder)
-    weights = Trainer(job).flat.clone().share_memory_()
+    job, data = read(folder)
+    weights = Trainer(folder, job, data).flat.clone().share_memory_()
     sums = torch.zeros(PROCESSES, len(weights)).share_memory_()
     context = multiprocessing.get_context("fork")
     next_one, pipes = context.Value("i", 0), []
     for number in range(PROCESSES):
         mine, theirs = context.Pipe()
-        arguments = number, job, weights, sums, next_one, theirs
+        arguments = number, folder, weights, sums, next_one, theirs
         context.Process(target=work, args=arguments, daemon=True).start()
         pipes.append(mine)
     [pipe.recv() for pipe in pipes]
@@ -93,14 +102,15 @@ def main(folder):
             pipe.send(order)
         return sum(pipe.recv() for pipe in pipes)
 
-    for round in range(1, ROUNDS + 1):
+    for round in range(1, job.last + 1):
         next_one.value = 0
-        cohort = sorted(job["cohorts"][round - 1].tolist(), key=lambda client: -len(job["owned"][client]))
+        cohort = sorted(data["cohorts"][round - 1].tolist(), key=lambda client: -len(data["owned"][client]))
         seen = everyone(cohort)
         torch.sum(sums, 0, out=weights)
-        if round % LOOK_EVERY == 0:
-            say("look", accuracy=everyone("look") / len(job["test_y"]))
+        if round % job.look_every == 0:
+            say("look", accuracy=everyone("look") / len(data["test_y"]))
         say("round", round=round, images=seen)
+    linger()
     for pipe in pipes:
         pipe.send(None)
 

@@ -299,7 +299,7 @@ QUICK = {  # a look instead of a measurement
     "lanes_speed.py": "--small --device cpu",
     "many_images.py": "--count 60",
     "memory.py": "data=mnist5k clients=20 cohort=4 model=mlp rounds=20 local.steps=1 --every 0.1",
-    "peers/compare.py": "--repeats 1 --small",
+    "peers/compare.py": "--repeats 1 --small --jobs cnn resnet20",
     "peers/gpu.py": "--device cpu --quick",
     "pse_cost.py": "--device cpu --clients 2 --steps 2 --rounds 1",
     "pse_excited.py": "--clients 1 --steps 2 --presets default",
