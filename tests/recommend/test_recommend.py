@@ -255,6 +255,25 @@ def test_worlds_count_by_distance_and_what_is_shared_is_said():
     assert "No evidence on such a split: apfl" in said and "2 worlds of the league" in said
 
 
+def test_a_method_of_one_world_is_no_surer_than_those_of_two():
+    """FedCM is far ahead in the one world that has it; others move by 8 points from world to world."""
+    mine, _ = described(SKEWED)
+    near, far = world(mine), world(mine, near=0.01)
+    near["global"] = {"fedavg": 0.7, "scaffold": 0.78, "fedcm": 0.76}
+    far["global"] = {"fedavg": 0.7, "scaffold": 0.70}
+    for one in (near, far):
+        one["deviation"] = {"global": dict.fromkeys(one["global"], 0.001)}
+    placed = {one.method: one for one in recommend(SKEWED, [near, far], "global").advice}
+    alone = {one.method: one for one in recommend(SKEWED, [near], "global").advice}["fedcm"]
+    wide = placed["fedcm"].high - placed["fedcm"].low
+    assert wide > placed["scaffold"].high - placed["scaffold"].low > 0.1 > alone.high - alone.low
+    assert (placed["fedcm"].verdict, placed["scaffold"].verdict) == ("try", "try")
+    near["global"], far["global"] = {"fedavg": 0.7, "moon": 0.73, "fedcm": 0.76}, {"fedavg": 0.7, "moon": 0.71}
+    found = {one.method: one for one in recommend(SKEWED, [near, far], "global").advice}
+    assert found["fedcm"].over_fedavg - 0.01 > found["moon"].high > found["fedcm"].low  # moon's two worlds agree
+    assert found["moon"].verdict == "try"
+
+
 def test_what_is_printed_of_the_league_names_what_is_shared(monkeypatch, capsys):
     """The first line, too; lines fit 80 columns, and methods that are behind take one sentence."""
     mine, _ = described(SKEWED)

@@ -239,9 +239,7 @@ def _by_league(
     others = Counter(f"{result['source']}: {result['data']}" for result in near if result not in worlds)
     notes += [f"Left out, with another number of clients: {_counted(left, 'world')}."] if left else []
     notes += [f"Not of the league, and not counted: {'; '.join(others)}."] if others else []
-    notes.append(
-        "Brackets (low, high): 95 % intervals over fedavg, too narrow from one world. What overlaps is no ranking."
-    )
+    notes.append("Brackets (low, high): 95 % intervals over fedavg. One world alone borrows the spread of others.")
     tried = [one.method for one in advice if one.verdict == "try" and one.method != "fedavg"][:_TRIED]
     own = [word.replace("algorithm", name, 1) for name in ("fedavg", *tried) for word in ran_with.get(name, ())]
     command = shlex.join(["fedlens", "compare", "fedavg", *tried, *own, *typed(experiment), "--seeds", "3"])

@@ -33,32 +33,62 @@ def fitting(near: Sequence[Mapping[str, Any]], clients: int) -> list[Mapping[str
 def placed(worlds: Sequence[tuple[float, Mapping[str, Any]]], kind: str) -> list[Advantage]:
     """All methods, the best first. worlds: (distance from the user's split, what was measured there)."""
     names = dict.fromkeys(name for _, result in worlds for name in result[kind])
-    found = [one for name in names if (one := _placed(name, worlds, kind)) is not None]
+    usual = _usual(worlds, kind)
+    found = [one for name in names if (one := _placed(name, worlds, kind, usual)) is not None]
     return sorted(found, key=lambda one: -one.over)
 
 
-def _placed(method: str, worlds: Sequence[tuple[float, Mapping[str, Any]]], kind: str) -> Advantage | None:
-    both = [(far, result) for far, result in worlds if {method, REFERENCE} <= result[kind].keys()]
+def _placed(
+    method: str, worlds: Sequence[tuple[float, Mapping[str, Any]]], kind: str, usual: float
+) -> Advantage | None:
+    both, over, weights = _beside(method, worlds, kind)
     if not both:
         return None
-    weights = [1 / (far + _CLOSEST) for far, _ in both]
-    over = [result[kind][method] - result[kind][REFERENCE] for _, result in both]
     middle = _mean(over, weights)
-    spread = _uncertain([result for _, result in both], method, kind, over, weights)
+    spread = _uncertain([result for _, result in both], method, kind, over, weights, usual)
     low, high = (None, None) if spread is None else (middle - 1.96 * spread, middle + 1.96 * spread)
     accuracy = _mean([result[kind][method] for _, result in both], weights)
     return Advantage(method, middle, low, high, accuracy, len(both), _cost([result for _, result in both], method))
 
 
+def _beside(
+    method: str, worlds: Sequence[tuple[float, Mapping[str, Any]]], kind: str
+) -> tuple[list[tuple[float, Mapping[str, Any]]], list[float], list[float]]:
+    """(Worlds that have it and FedAvg, its differences there, and how much each counts.)"""
+    both = [(far, result) for far, result in worlds if {method, REFERENCE} <= result[kind].keys()]
+    over = [result[kind][method] - result[kind][REFERENCE] for _, result in both]
+    return both, over, [1 / (far + _CLOSEST) for far, _ in both]
+
+
+def _between(over: Sequence[float], weights: Sequence[float]) -> float | None:
+    """The variance of a difference from world to world; None where one world cannot tell."""
+    shares = [weight / sum(weights) for weight in weights]
+    effective = 1 / sum(share**2 for share in shares) if shares else 0.0
+    if len(over) < 2 or effective <= 1:
+        return None
+    middle = _mean(over, weights)
+    return sum(s * (d - middle) ** 2 for s, d in zip(shares, over, strict=True)) * effective / (effective - 1)
+
+
+def _usual(worlds: Sequence[tuple[float, Mapping[str, Any]]], kind: str) -> float:
+    """That variance, a mean over the methods that have several of these worlds: one that has one borrows it."""
+    names = {name for _, result in worlds for name in result[kind]} - {REFERENCE}
+    found = [one for name in names if (one := _between(*_beside(name, worlds, kind)[1:])) is not None]
+    return math.fsum(found) / len(found) if found else 0.0
+
+
 def _uncertain(
-    results: Sequence[Mapping[str, Any]], method: str, kind: str, over: Sequence[float], weights: Sequence[float]
+    results: Sequence[Mapping[str, Any]],
+    method: str,
+    kind: str,
+    over: Sequence[float],
+    weights: Sequence[float],
+    usual: float,
 ) -> float | None:
     """The standard error of the weighted mean: worlds differ among themselves, and seeds within each."""
     shares = [weight / sum(weights) for weight in weights]
-    middle, effective = _mean(over, weights), 1 / sum(share**2 for share in shares)
-    between = 0.0
-    if len(over) > 1 and effective > 1:
-        between = sum(s * (d - middle) ** 2 for s, d in zip(shares, over, strict=True)) * effective / (effective - 1)
+    between = _between(over, weights)
+    between = usual if between is None else between
     within = []
     for result in results:
         stds = [result.get("deviation", {}).get(kind, {}).get(name) for name in (method, REFERENCE)]
@@ -68,7 +98,7 @@ def _uncertain(
         )
     if method == REFERENCE:
         return 0.0
-    if len(over) == 1 and within[0] is None:
+    if len(over) == 1 and within[0] is None and not between:
         return None
     variances = [between + (one or 0.0) for one in within]
     return math.sqrt(sum(share**2 * variance for share, variance in zip(shares, variances, strict=True)))
@@ -88,7 +118,10 @@ def overlaps(one: Advantage, top: Advantage, margin: float) -> bool:
     """Whether a method cannot be told from the best; FedAvg cannot where it may be the best's equal."""
     if one.method == REFERENCE and top.low is not None and top.low <= 0:
         return True
-    return (one.high if one.high is not None else one.over) >= top.over - margin
+    reach, least = one.high if one.high is not None else one.over, top.over - margin
+    if top.low is not None and top.worlds < one.worlds:  # a best that fewer worlds know rules out less
+        least = min(top.low, least)
+    return reach >= least
 
 
 def settings_of(worlds: Sequence[Mapping[str, Any]], method: str) -> list[str]:
