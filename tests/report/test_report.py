@@ -24,7 +24,7 @@ from fedlens.compare.verdict import sentence
 from fedlens.core.errors import BadInput
 from fedlens.plots import style
 from fedlens.privacy.statement import SEEDED
-from fedlens.report import groups, safety
+from fedlens.report import groups, safety, summary_text
 from fedlens.report import thumbnails as gallery
 from fedlens.report.collect import collect
 from fedlens.report.page import gather, page, write
@@ -174,6 +174,19 @@ def test_own_models_of_any_name_are_one_measure_as_in_the_terminals_table(person
         "Accuracy is that of personal models on each client's test images, after the last round: "
         f"{shown['personal_models']}."
     )
+
+
+def test_who_sends_no_model_is_not_said_to(personal):
+    """`local` sends a number of images at most."""
+    alone, both = gather(personal[1:2]), gather(personal[1:])
+    assert alone["tiles"]["privacy"] == "No model leaves clients, not tested by attack"
+    said = [one["text"] for one in both["privacy"]]
+    assert "local: no model leaves its clients." in said and "fedavg: model updates leave unprotected." in said
+    assert "16,000 times" in summary_text._costs(*({"label": n, **costs(v)} for n, v in (("a", 16e6), ("b", 1e3))))
+
+
+def costs(bytes: float) -> dict:
+    return {"bytes": {"mean": bytes}, "seconds": {"mean": 1.0}}
 
 
 def test_who_fine_tunes_is_evaluated_on_that(personal):

@@ -8,7 +8,7 @@ from typing import Any
 from ..core.format import joined
 from ..privacy.statement import SEEDED
 from ..runs.read import DAMAGE
-from ..simulate.describe import privacy_class
+from ..simulate.describe import keeps_models, privacy_class
 
 DATA = "shares data"
 WEAK = 10.0  # an epsilon above which a proof promises next to nothing: odds change by a factor of exp(10)
@@ -97,7 +97,8 @@ def status(groups: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, Any]
     except DAMAGE:
         words.append("unknown")
     if not words:
-        words.append("unprotected updates")
+        silent = all(keeps_models(group["method"]) for group in groups)
+        words.append("no model leaves clients" if silent else "unprotected updates")
     untested = [group["label"] for group in groups if not any(runs[number]["audit"] for number in group["runs"])]
     if not leaky and (tried := {name for run in mine for name in _attacks(run["audit"])}):
         words.append(f"no leak found by {len(tried)} attack{'' if len(tried) == 1 else 's'}")
@@ -133,7 +134,9 @@ def _of_statements(group: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) 
         yield False, "{who}: noise comes from the run's seed, which simulates protection and gives none."
     for said in dict.fromkeys(words for each in stated for words in (each.get("discloses") or {}).values()):
         yield False, _plain(f"{{who}}: {said}.")
-    if not stated or any(said.get("updates_as_they_are") for said in stated):
+    if keeps_models(group["method"]):
+        yield False, "{who}: no model leaves its clients."
+    elif not stated or any(said.get("updates_as_they_are") for said in stated):
         yield False, "{who}: model updates leave unprotected."
     if not any(run["audit"] for run in runs):
         yield False, "{who}: privacy was not tested by attack; fedlens audit RUN does."

@@ -315,7 +315,8 @@ def _costs(best: Mapping[str, Any], second: Mapping[str, Any]) -> str:
         ours, theirs = best[name]["mean"], second[name]["mean"]
         if not theirs or abs(ours / theirs - 1) < 0.05:
             return f"as {second['label']}"
-        return f"{ours / theirs:.2g} times {second['label']}'s"
+        times = float(f"{ours / theirs:.2g}")  # two digits; 16,000 and not 1.6e+04
+        return f"{times:,.0f} times {second['label']}'s" if times >= 10 else f"{times:g} times {second['label']}'s"
 
     traffic, time = size(best["bytes"]["mean"]), duration(best["seconds"]["mean"])
     return f"{best['label']} cost {traffic} of traffic ({beside('bytes')}) and {time} ({beside('seconds')})."

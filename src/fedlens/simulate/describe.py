@@ -39,12 +39,17 @@ class MessageLeaf:
 
 def usual_model(algorithm: str) -> str:
     """What a method's messages are about where no model is named: the default CNN, unless the method needs another."""
-    return getattr(ALGORITHMS.get(algorithm.partition("+")[0].partition("/")[0]), "usual_model", "cnn")
+    return getattr(_class_of(algorithm), "usual_model", "cnn")
 
 
 def described_with(algorithm: str) -> tuple[str, ...]:
     """Settings that a method cannot do without, as words; those of the user come after them."""
-    return getattr(ALGORITHMS.get(algorithm.partition("+")[0].partition("/")[0]), "described_with", ())
+    return getattr(_class_of(algorithm), "described_with", ())
+
+
+def _class_of(method: str) -> type | None:
+    """With or without fine-tuning and presets; None where it is a user's own."""
+    return ALGORITHMS.get(method.partition("+")[0].partition("/")[0])
 
 
 def privacy_class(method: str, discloses: Sequence[str]) -> str:
@@ -54,6 +59,11 @@ def privacy_class(method: str, discloses: Sequence[str]) -> str:
     if any("reach all clients" in said or "reaches all clients" in said for said in discloses):
         return "shows clients' models to other clients"
     return "more than updates" if discloses else "updates only"
+
+
+def keeps_models(method: str) -> bool:
+    """Whether no model leaves its clients, by what a method of ours says of its traffic."""
+    return "up: nothing" in (getattr(_class_of(method), "__doc__", None) or "")
 
 
 def describe(

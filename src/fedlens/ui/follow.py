@@ -156,8 +156,8 @@ class Followed:
     def _told(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """A group and its run, as far as `safety` asks for them."""
         said, audit = (self._privacy.get(name) for name in PRIVACY)
-        shares = safety.sharing(self._about["method"], {}, said)
-        group = {"label": self._about["method"], "runs": [0], "shares": shares}
+        method = self._about["method"]
+        group = {"label": method, "method": method, "runs": [0], "shares": safety.sharing(method, {}, said)}
         return [group], [{"privacy": said, "audit": audit}]
 
     def _safe(self) -> dict[str, Any]:
