@@ -97,7 +97,7 @@ def draw_rates(found: Standings, path: Path) -> Path | None:
     caption(
         figure,
         "Accuracy in % over local rates, of the model that a method is about: a part of the rounds, on another seed. "
-        "A dot is the rate that was chosen;\nbelow the top of a line: longer runs collapsed there, or personal accuracy "
+        "A dot is the rate that was chosen; below the top of a line: longer runs collapsed there, or personal accuracy "
         "counted, too.",
     )
     return save(figure, path)
