@@ -92,19 +92,24 @@ def cells(name: str, known: Runs) -> str:
         changed = [word for word in over if word.partition("=")[0] not in ("rounds", "local.epochs")]
         where = " ".join((column, *(f"`{word}`" for word in changed)))
         size = f"{first['rounds']} x {first['epochs']}"
-        best = f"{100 * statistics.mean(run['accuracy_best'] for run in found):.1f}" if _all(found, "best") else ""
-        rows.append([row, where, size, str(len(values)), f"{statistics.mean(values):.2f}{spread}", best, shown])
+        last, best = (_mean(found, f"accuracy_{which}") for which in ("last", "best"))
+        whole = f"{last:.2f} ({best:.1f})" if last and best else ""
+        mean = statistics.mean(values)
+        rows.append((where, -mean, [row, where, size, str(len(values)), f"{mean:.2f}{spread}", whole, shown]))
     if not rows:
         return "Nothing was run at the paper's full protocol."
-    head = ("row", "column", "rounds x epochs", "seeds", "ours, %", "best round, %", "paper, %")
+    head = ("row", "column", "rounds x epochs", "seeds", "ours, %", "global model (best round), %", "paper, %")
+    lines = [line for *_, line in sorted(rows)]  # the best of a column first
     machines = ", ".join(sorted({run["machine"] for found in known.values() for run in found}))
     ran = f"`python benchmarks/evidence.py --papers {name} --runs DIR device=cuda precision=bf16` runs them"
     more = "Curves, commands and seconds: [data/evidence.json](data/evidence.json)."
-    return f"{table(head, sorted(rows))}\n\n{ran}; {machines}. {more}"
+    return f"{table(head, lines)}\n\n{ran}; {machines}. {more}"
 
 
-def _all(found: Sequence[Mapping[str, Any]], which: str) -> bool:
-    return all(run.get(f"accuracy_{which}") is not None for run in found)
+def _mean(found: Sequence[Mapping[str, Any]], key: str) -> float | None:
+    """In percent, where all have it."""
+    values = [run.get(key) for run in found]
+    return None if None in values else 100 * statistics.mean(filter(None, values))
 
 
 def replaced(text: str, mark: str, body: str) -> str:

@@ -56,7 +56,6 @@ INSTEAD = {  # what a page leaves open, only mentions, or cannot have here: what
     **{f"fedlens {verb}": f"fedlens {verb} --help" for verb in ("report", "resume", "ui")},
     "fedlens compare ... --seeds 5": "fedlens compare fedavg --seeds 5",
     **{f"fedlens league{word}": "fedlens league --help" for word in ("", " my.module:Method", " --page")},
-    "fedlens league --worlds digits": f"fedlens league --worlds digits --count --league {ROOT}/benchmarks/league.yaml",
     "fedlens data get NAME": "fedlens data get mnist5k",
     "fedlens deploy server": "fedlens deploy --help",
     "fedlens describe NAME": "fedlens describe scaffold",

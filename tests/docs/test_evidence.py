@@ -64,7 +64,7 @@ def test_cells_become_results_by_setting_and_seeds(evidence):
 def test_methods_are_named_with_the_defaults_they_had():
     """Defaults that changed since are presets now; every name can be run."""
     names = {name for result in known() for kind in ("global", "personal") for name in result[kind]}
-    assert {"pse/means", "fedrep/closing_round", "l2gd/weak", "fedmtl/weak", "fedfed/earlier", "fedftg/joint"} <= names
+    assert {"pse/means", "fedrep/closing_round", "fedfed/earlier", "fedftg/joint"} <= names
     for name in names - {"uniform"}:
         method, _, preset = name.partition("+")[0].partition("/")
         assert method in ALGORITHMS and (not preset or preset in ALGORITHMS[method].presets), name
