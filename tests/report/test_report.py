@@ -176,6 +176,14 @@ def test_own_models_of_any_name_are_one_measure_as_in_the_terminals_table(person
     )
 
 
+def test_a_headline_names_few_of_very_many():
+    rank = {"mean": 0.5, "is_close": True, "last": 1, "last_rounds": []}
+    many = [{"label": f"m{n}", "shares": "", "rank": rank | {"is_close": n > 0}} for n in range(20)]
+    said = summary_text._winner(many, "global")
+    assert said == "m0, m1, m2, m3, m4 and 15 more cannot be told apart: 50.0\u00a0%"
+    assert "m0, m1, m2, m3, m4, m5, m6 and m7 cannot" in summary_text._winner(many[:8], "global")
+
+
 def test_who_sends_no_model_is_not_said_to(personal):
     """`local` sends a number of images at most."""
     alone, both = gather(personal[1:2]), gather(personal[1:])

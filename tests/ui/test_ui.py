@@ -85,12 +85,14 @@ def synthetic(
     folder.checkpoints.mkdir(parents=True)
     (path / "config.yaml").write_text(config.to_yaml(experiment))
     counted = Rounds.of(experiment.timetable()).plain()
-    folder.write_json("passport.json", {"split_hash": "", "data": {"name": "drawn", "sha256": ""}, "rounds": counted})
+    where = {"engine": "sequential", "device_name": "none", "precision": "fp32"}
+    card = {"split_hash": "", "data": {"name": "drawn", "sha256": ""}, "rounds": counted}
+    folder.write_json("passport.json", card | where)
     draw = np.random.default_rng(seed)
     folder.write_json("label_counts.json", draw.integers(1, 50, (clients, 10)).tolist())
     grow(path, 0, rounds, rounds, clients=clients, looks=looks, seed=seed)
     if done:
-        folder.write_json("result.json", {"rounds": rounds})
+        folder.write_json("result.json", {"rounds": rounds, "personal": {}})
     return path
 
 

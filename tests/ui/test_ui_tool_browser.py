@@ -332,6 +332,8 @@ def test_two_hundred_runs_of_a_thousand_rounds_stay_smooth(browser, tmp_path):
     with serving(root) as server, opened(browser, server) as page:
         page.until("document.querySelectorAll('.runs tbody tr').length === 200", 60)
         page.until("document.querySelector('[data-sort=\"set.local.lr\"]') !== null")
+        calm(page)
+        assert "cannot be told apart" in page.evaluate("document.querySelector('#answer > h2').textContent")
         told = {"list": sent(page)}
         took = {"tick": busy(page, f"document.querySelector('{ALL}').click()")}
         page.until(f"{LINES} === 200", 30)

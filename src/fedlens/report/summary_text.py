@@ -25,6 +25,7 @@ _TESTS = {
     "seeds": "by a paired t-test over seeds, after Holm",
     "clients": "by Wilcoxon's test over clients, which says nothing about other seeds",
 }
+_NAMED = 8  # methods in a headline
 _WHICH = {
     "fine-tuned": "fine-tuned",
     "personal after": "after local training",
@@ -200,7 +201,8 @@ def _winner(ranked: Sequence[Mapping[str, Any]], measure: str) -> str:
         seeds = f"{best['complete']} seed{'' if best['complete'] == 1 else 's'}"
         luck = f"{seeds} cannot show that this is more than luck"
         return f"{_who(best)} is ahead with {percent(_known(best))}{over}, {lead}; {luck}"
-    names = joined([_named(group) for group in (best, *close)])
+    every = [_named(group) for group in (best, *close)]
+    names = joined(every) if len(every) <= _NAMED else _some(every)  # of very many, the table marks the rest
     if len(close) == 1:
         return f"{names} cannot be told apart: {_number(best, measure)} and {_number(close[0], measure)}{over}"
     return f"{names} cannot be told apart: {_from_to([*map(_known, (best, *close))], percent)}{over}"
