@@ -60,9 +60,7 @@ def reproduce(
     known = reproducible()
     name, settings = split_words(words)
     if name is None or every:
-        found = listed(known)
-        say_json(found) if json else print_rows(found)
-        return
+        return say_json(listed(known)) if json else print_rows(listed(known))
     name = resolved(name, known)
     asked, place = known[name], Path(out) / "quick" if quick else Path(out)
     if quick:
@@ -70,13 +68,11 @@ def reproduce(
     with taken_back(place, quick), stamped(SAID) if quick else nullcontext(), figures(style, width) as printed:
         if isinstance(asked, Figure):
             if rows or (columns and not asked.columns):
-                option = "--rows is" if rows else "--columns is"
-                raise BadInput(f"{name} is a figure: {option} for tables")
+                raise BadInput(f"{name} is a figure: {'--rows is' if rows else '--columns is'} for tables")
             some = _listed("--columns", columns, asked.columns)
             count = images or (asked.few if quick and asked.few else asked.images)
             wanted = Wanted(settings, count, place / name, quick, some, dry_run, asked.protocol)
-            _figure(asked, wanted, json, printed)
-            return
+            return _figure(asked, wanted, json, printed)
         which = _listed("--rows", rows, asked.rows), _listed("--columns", columns, asked.columns), settings
         if quick:
             which = which[0], some_columns(asked, which[0], which[1]), settings

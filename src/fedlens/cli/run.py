@@ -36,7 +36,7 @@ def run(
         bool,
         typer.Option(
             "--keys",
-            help="Only print keys: all, or those of what is named, as local, fedprox, topk or local.lr.",
+            help="Only print keys: all, or those of what is named, as local, topk or local.lr.",
         ),
     ] = False,
     tag: Tags = None,
