@@ -16,7 +16,7 @@ from pathlib import Path
 
 from fedlens.compare.board import board
 from fedlens.core.errors import BadInput
-from fedlens.league.again import AGAIN, TWINS, Repeat, checks, with_twin
+from fedlens.league.again import AGAIN, TWINS, Repeat, check_of, checks, with_twin
 from fedlens.league.book import Book
 from fedlens.league.run import Season, play
 from fedlens.league.spec import chosen, listed, read
@@ -36,7 +36,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--minutes", type=float, default=0.0)
     asked = parser.parse_intermixed_args(words)
     methods, where = [w for w in asked.words if "=" not in w], [w for w in asked.words if "=" in w]
-    found, place = Standings.read(asked.book), asked.book.with_name(TWINS if asked.twin else AGAIN)
+    found, place = Standings.read(asked.book), check_of(asked.book, TWINS if asked.twin else AGAIN)
     whole = read(asked.league)
     league = chosen(whole, listed(asked.worlds, whole.worlds), methods)
     if asked.twin:

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from fedlens import config
+from fedlens.cli.league import BOOK, book_of
 from fedlens.cli.main import app
 from fedlens.compare.board import Board
 from fedlens.core.errors import BadInput
@@ -178,7 +179,27 @@ def test_ones_own_method_is_placed_among_the_others(season, tiny, tmp_path, caps
     rows = json.loads((tmp_path / "book.json").read_text())["cells"]
     new = [row for row in rows if row["method"] == "FedNova"]
     assert len(rows) - len(new) == len(book.rows) and {row["part"] for row in new} >= {"rate", "final"}
-    assert (tmp_path / "league.md").is_file()
+    assert (tmp_path / "book.md").is_file()  # a page is named after its book
+
+
+def test_a_league_of_ones_own_has_a_book_and_a_page_beside_it(season, tiny, tmp_path, monkeypatch):
+    """Without --book nothing goes into the project's own."""
+    monkeypatch.chdir(tmp_path)
+    own = tmp_path / "own"
+    for folder in (own, tmp_path / "results/data"):
+        folder.mkdir(parents=True)
+    (tmp_path / "results/data/league.json").write_text("the project's")
+    (own / "mine.yaml").write_text(yaml.safe_dump(small(tiny)))
+    (own / "mine.json").write_bytes(season[1].path.read_bytes())
+    with pytest.raises(SystemExit) as code:
+        app(["league", "--page", "--league", "own/mine.yaml"])
+    assert code.value.code == 0
+    assert {path.name for path in own.iterdir()} >= {"mine.md", "mine_details.md", "mine_pairs.csv", "mine.png"}
+    assert "](mine_details.md)" in (own / "mine.md").read_text()
+    assert "](mine.md)" in (own / "mine_details.md").read_text()
+    assert (tmp_path / "results/data/league.json").read_text() == "the project's"
+    assert [*(tmp_path / "results").iterdir()] == [tmp_path / "results/data"]
+    assert book_of(Path("benchmarks/league.yaml")) == Path(BOOK) == book_of(tmp_path / "benchmarks/league.yaml")
 
 
 def test_the_table_fits_80_columns(tmp_path, monkeypatch, capsys):

@@ -94,6 +94,23 @@ def test_what_to_try_first_is_sure_private_and_never_fell():
     assert "p is 1 at best" in next(iter(findings(book(worlds=3))))
 
 
+def test_a_main_parameter_is_named_where_it_is_not_the_default():
+    change = {(f"w{w}", "scaffold", seed): {"value": "samples"} for w in range(6) for seed in (0, 1)}
+    found = book(change=change)
+    found.methods["scaffold"]["main"] = "algorithm.by"
+    told = next(iter(first(found)))
+    assert "Its `algorithm.by` was samples in 6 of 8 worlds, which is not the default: search it, too." in told
+    assert "default" not in next(iter(first(book())))
+
+
+def test_by_what_rates_are_chosen():
+    found = book()
+    assert not any("rates are chosen" in line for line in findings(found))  # all by the same
+    found.methods["spatl"]["measure"] = "personal"
+    *_, told = findings(found)
+    assert "By personal models: spatl. So global numbers of these may be too low" in told
+
+
 def test_where_fedavg_is_best_nothing_else_is_proposed():
     told = next(iter(first(book({"fedavg": 0.7, "feddyn": 0.6, "moon": 0.5}))))
     assert "begin with fedavg" in told and "Then try" not in told

@@ -110,6 +110,10 @@ def test_intervals():
     assert high == pytest.approx(values.mean() + 1.96 * values.std() / 20, abs=0.02)
     assert bootstrap(values, "x") == (low, high) != bootstrap(values, "y")
     assert bootstrap(np.full(5, 0.5), "x") == (0.5, 0.5)
+    table = {f"w{i}": {"a": value, "b": 1.0} for i, value in enumerate(values[:9])}
+    other = pair(dict(reversed(table.items())), "b", "a")  # whoever comes first, and in any order of worlds
+    mine = pair(table, "a", "b")
+    assert (other.low, other.high) == pytest.approx((-mine.high, -mine.low), abs=1e-12)
     heavy = bootstrap(np.array([0.0, 1.0]), "x", np.array([1e-6, 1.0]))
     assert heavy == (1.0, 1.0)
 

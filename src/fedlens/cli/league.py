@@ -11,6 +11,7 @@ from .errors import Explained, complain
 from .format import Json, Style, Width, figures, print_rows, print_text, say_json
 
 FILE, BOOK = "benchmarks/league.yaml", "results/data/league.json"
+_BOOK = "All numbers, one line a run; what is in it is not run again."
 
 
 def league(
@@ -18,7 +19,7 @@ def league(
         list[str] | None, typer.Argument(metavar="[my.module:Method ...] [key=value ...]", show_default=False)
     ] = None,
     file: Annotated[str, typer.Option("--league", help="Worlds, methods and rates.")] = FILE,
-    book: Annotated[str, typer.Option(help="All numbers, one line a run; what is in it is not run again.")] = BOOK,
+    book: Annotated[str, typer.Option(show_default=f"{BOOK}, or beside --league", help=_BOOK)] = "",
     runs: Annotated[str, typer.Option(help="A folder for runs that are not finished.")] = "runs/league",
     processes: Annotated[int, typer.Option(min=0, help="Runs side by side; 0: as many as pay.")] = 0,
     minutes: Annotated[float, typer.Option(min=0, help="Stop after so many, whatever is left; 0: at the end.")] = 0.0,
@@ -45,8 +46,8 @@ def league(
 
     given, look = words or [], figures(style, width)
     own, where = [word for word in given if "=" not in word], [word for word in given if "=" in word]
-    whole = read(Path(file), own)
-    known = Book(Path(book), whole)
+    whole, place = read(Path(file), own), Path(book) if book else book_of(Path(file))
+    known = Book(place, whole)
     asked = chosen(whole, listed(worlds, whole.worlds), listed(methods) or [name_of(one) for one in own])
     if count:
         for line in to_come(asked, known):
@@ -59,9 +60,9 @@ def league(
             done = play(season, board(json), processes=processes, seconds=60 * minutes)
         except KeyboardInterrupt:
             raise Explained(complain("stopped; the same command goes on where it was", 130)) from None
-    found, folder = Standings.read(Path(book), [name_of(one) for one in own]), Path(book).parent
+    found, folder = Standings.read(place, [name_of(one) for one in own]), place.parent
     with look as printed:
-        written = [*write(found, folder.parent if folder.name == "data" else folder, Path(book)), *printed]
+        written = [*write(found, folder.parent if folder.name == "data" else folder, place), *printed]
     if json:
         told = {"table": table(found), "first": [*first(found)], "findings": [*findings(found)]}
         say_json({**told, "written": [*map(str, written)]})
@@ -73,3 +74,8 @@ def league(
             print_rows(rows)
         print(*written, sep="\n")
     raise typer.Exit(0 if done else 1)
+
+
+def book_of(file: Path) -> Path:
+    """The project's own book for its own league; for another one a book beside its file, with its name."""
+    return Path(BOOK) if file.resolve() == Path(FILE).resolve() else file.with_suffix(".json")

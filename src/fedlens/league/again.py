@@ -18,8 +18,13 @@ from .standings import MEASURES, Standings
 from .statistics import Pair, Scores, differences, pair, turned, wilcoxon
 from .words import interval
 
-AGAIN, TWINS = "league_again.json", "league_twin.json"
+AGAIN, TWINS = "again", "twin"
 TWIN = " again"  # what the second name of a method ends with
+
+
+def check_of(book: Path, kind: str) -> Path:
+    """The book of a check, beside the league's: league_again.json, league_twin.json."""
+    return book.with_stem(f"{book.stem}_{kind}")
 
 
 class Repeat(Season):

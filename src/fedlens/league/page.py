@@ -1,4 +1,7 @@
-"""results/league.md and its details, written anew from league.json; with the checks that lie beside it."""
+"""results/league.md and its details, written anew from league.json; with the checks that lie beside it.
+
+Pages, pictures and pairs are named after the book.
+"""
 
 from __future__ import annotations
 
@@ -7,67 +10,79 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..core.files import write_atomic
-from .again import AGAIN, TWINS, checks
+from .again import AGAIN, TWINS, check_of, checks
 from .figure import draw, draw_rates
 from .standings import MEASURES, REFERENCE, Standings
 from .statistics import Pair, Ranking, turned
-from .words import extent, findings, first, interval, percent, table
+from .words import extent, findings, first, interval, others_chosen_by, percent, table
 
-MADE = "<!-- made by `fedlens league --page` from data/league.json: change that -->"
-DETAILS, PAIRS = "league_details.md", "league_pairs.csv"
+NAME = "league"  # where there is no book
+UNCORRECTED = (
+    "p of these checks: Wilcoxon's over worlds, of one pair that was chosen beforehand, not corrected. "
+    "Those of the findings are corrected by Holm, so they are larger."
+)
 
 
 def write(found: Standings, folder: Path, book: Path | None = None) -> list[Path]:
     """Both pages, pictures and all pairs; with the checks, where their books lie beside the league's."""
-    pictures = [path for path in (draw(found, folder / "league"), draw_rates(found, folder / "league_rates")) if path]
-    page, details, data = folder / "league.md", folder / DETAILS, book.parent if book else folder
-    write_atomic(page, text(found, pictures, beside(book) if book else ()).encode())
-    write_atomic(data / PAIRS, pairs_csv(found).encode())
-    write_atomic(details, details_text(found, pictures, os.path.relpath(data / PAIRS, folder)).encode())
-    return [page, details, *pictures, data / PAIRS]
+    book = book or folder / f"{NAME}.json"
+    name, pairs = book.stem, book.with_name(f"{book.stem}_pairs.csv")
+    pictures = [path for path in (draw(found, folder / name), draw_rates(found, folder / f"{name}_rates")) if path]
+    page, details = folder / f"{name}.md", folder / f"{name}_details.md"
+    made = f"<!-- made by `fedlens league --page` from {os.path.relpath(book, folder)}: change that -->"
+    write_atomic(page, text(found, pictures, beside(book), name, made).encode())
+    write_atomic(pairs, pairs_csv(found).encode())
+    write_atomic(details, details_text(found, pictures, os.path.relpath(pairs, folder), name, made).encode())
+    return [page, details, *pictures, pairs]
 
 
 def beside(book: Path) -> list[Standings]:
     """The checks by hand whose books lie beside the league's."""
-    return [Standings.read(path) for name in (AGAIN, TWINS) if (path := book.with_name(name)).is_file()]
+    return [Standings.read(path) for kind in (AGAIN, TWINS) if (path := check_of(book, kind)).is_file()]
 
 
-def text(found: Standings, pictures: Sequence[Path], again: Sequence[Standings] = ()) -> str:
+def text(
+    found: Standings, pictures: Sequence[Path], again: Sequence[Standings] = (), name: str = NAME, made: str = ""
+) -> str:
     """The page: what to try first, the picture, the table and the findings."""
+    details = f"{name}_details.md"
     parts = [
         f"# {found.content['title']}",
-        MADE,
+        made,
         extent(found),
         "Every method trains on the same number of images at each client: warm-up, exchanges and second batches count. "
         "Splits and first weights are the same for all. Rates are searched on another seed, in fewer rounds. "
         "[How it compares](../docs/league.md) says more, and what the names of worlds mean. "
-        f"[Details]({DETAILS}): accuracy by world, rates, pairs and settings.",
+        f"[Details]({details}): accuracy by world, rates, pairs and settings.",
         "## What to try first",
         *first(found),
-        *_shown(pictures, "league", "Mean ranks; a bar joins methods that cannot be told apart"),
+        *_shown(pictures, name, "Mean ranks; a bar joins methods that cannot be told apart"),
         "## Table",
         _table(table(found)),
         f"Accuracies in percent, means over the worlds that are ranked. Over {REFERENCE}: points, with a 95 % "
         "bootstrap interval over all worlds that both have; the sentences above take ranked worlds alone. "
+        "Intervals are not corrected for many comparisons: one without zero is not yet beyond chance. "
+        "–: the method has no global model, or not all of these worlds. "
         "Personal: each client's model after local training, or fine-tuned, on its own test images; before: without "
         "that training. Worst tenth: the mean over the tenth of the clients that are worst off.",
         "MB to target: sent until the global model reached the target accuracy of its world (`evaluate.targets`, at "
-        f"the end of the [details]({DETAILS})). It is a mean over the runs that reached it, which brackets count. "
+        f"the end of the [details]({details})). It is a mean over the runs that reached it, which brackets count. "
         "Seconds: of a run.",
         "## Findings",
         f"Nemenyi's test compares all methods by their ranks. Wilcoxon's compares each with {REFERENCE} by the "
-        "differences themselves: it can find one that Nemenyi's does not.",
+        "differences themselves: it can find one that Nemenyi's does not. Holm corrects here for the comparisons with "
+        f"{REFERENCE}; in the details for all pairs, so that fewer differ.",
         *findings(found),
     ]
     if others := _others(found):
         about = f"Points over {REFERENCE} with paired intervals; these methods have no ranks."
-        parts += ["## In some worlds alone", _table(others), about]
+        parts += ["## In some worlds alone", _table(others), about, others_chosen_by(found)]
     if checked := [line for one in again for line in checks(found, one)]:
-        parts += ["## Checks by hand", *checked, "p: Wilcoxon's over worlds, of one pair that was chosen beforehand."]
+        parts += ["## Checks by hand", *checked, UNCORRECTED]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def details_text(found: Standings, pictures: Sequence[Path], pairs: str) -> str:
+def details_text(found: Standings, pictures: Sequence[Path], pairs: str, name: str = NAME, made: str = "") -> str:
     """The second page: numbers by world, rates, pairs, and what each world is."""
     accuracies, rates = _by_world(found), _rates(found)
     both = {
@@ -76,13 +91,13 @@ def details_text(found: Standings, pictures: Sequence[Path], pairs: str) -> str:
     }
     parts = [
         f"# {found.content['title']}: details",
-        MADE,
-        "The [page of the league](league.md) says what follows from these numbers.",
+        made,
+        f"The [page of the league]({name}.md) says what follows from these numbers.",
         "## Accuracy by world",
         "In percent: the global model / personal models.",
         _ranked_rows(found, accuracies),
         "## Rates",
-        *_shown(pictures, "league_rates", "Accuracy over rates, a panel for each world"),
+        *_shown(pictures, f"{name}_rates", "Accuracy over rates, a panel for each world"),
         "Each method's rate, and the value of its main parameter where it is not the default.",
         _ranked_rows(found, rates),
     ]
@@ -185,7 +200,7 @@ def _pairs(found: Standings, file: str) -> list[str]:
         *lines,
         "A cell: by how many points the row is ahead of the column, a mean over worlds, and in how many percent of "
         "them. Bold: beyond chance (Wilcoxon's p over worlds, corrected by Holm for all pairs, below 0.05). "
-        f"Intervals and p: [{PAIRS}]({file}).",
+        f"Intervals and p: [{Path(file).name}]({file}).",
     ]
 
 

@@ -185,7 +185,7 @@ def pair(scores: Scores, a: str, b: str) -> Pair:
     found = np.array(differences(scores, a, b))
     if not len(found):
         return Pair(a, b, 0, math.nan, math.nan, math.nan, math.nan)
-    low, high = bootstrap(found, f"{a} {b}")
+    low, high = bootstrap(found, " ".join(sorted((a, b))))  # the same worlds are drawn, whoever comes first
     wins = float(((found > 1e-12) + (np.abs(found) <= 1e-12) / 2).mean())
     return Pair(a, b, len(found), float(found.mean()), low, high, wins)
 
@@ -198,7 +198,8 @@ def turned(one: Pair, first: str) -> Pair:
 
 
 def differences(scores: Scores, a: str, b: str) -> list[float]:
-    return [by[a] - by[b] for by in scores.values() if a in by and b in by]
+    """In the order of the worlds' names, so that the same pair has the same interval everywhere."""
+    return [by[a] - by[b] for _, by in sorted(scores.items()) if a in by and b in by]
 
 
 def bootstrap(values: np.ndarray, name: str, weights: np.ndarray | None = None) -> tuple[float, float]:

@@ -116,6 +116,11 @@ def _practical(found: Standings, method: str) -> Iterator[str]:
     rates = Counter(rate for rate, _ in found.rates()[method].values())
     rate, times = rates.most_common(1)[0]
     yield f"Its learning rate was {rate:g} in {times} of the {_worlds(rates.total())} that it ran in: search yours."
+    values = Counter(value for _, value in found.rates()[method].values())
+    value, times = values.most_common(1)[0]
+    if value:
+        main = f"`{found.methods[method]['main']}` was {value} in {times} of {_worlds(values.total())}"
+        yield f"Its {main}, which is not the default: search it, too."
 
 
 # ---- findings --------------------------------------------------------------------------------------------------------
@@ -131,6 +136,8 @@ def findings(found: Standings) -> Iterator[str]:
             told = ", ".join(f"{name} ({_worlds(len(worlds))})" for name, worlds in fell.items())
             yield f"**{measure.capitalize()} models that failed.** A run ended below half of {REFERENCE}: {told}."
     yield " ".join(_search(found))
+    if told := " ".join(_chosen_by(found, ranked=True)):
+        yield f"**By what rates are chosen.** {told}"
 
 
 def _about(found: Standings, measure: str) -> Iterator[str]:
@@ -178,11 +185,35 @@ def _kind(found: Standings, kind: str) -> Iterator[str]:
 
 def _search(found: Standings) -> Iterator[str]:
     cost, edge = found.cost(), found.at_the_edge()
-    yield f"**The search.** It took {cost['search_runs']:.0f} runs and {cost['search_seconds'] / 3600:.1f} hours;"
-    yield f"{cost['runs']:.0f} final runs took {cost['seconds'] / 3600:.1f} hours."
+    hours, final = cost["search_seconds"] / 3600, cost["seconds"] / 3600
+    yield f"**The search.** It took {cost['search_runs']:.0f} runs, whose seconds add up to {hours:.1f} hours;"
+    yield f"those of {cost['runs']:.0f} final runs to {final:.1f}. Where runs went side by side, less time passed."
     if lost := found.collapsed:
         yield f"Rates given up after the search, because longer runs collapsed at them: {len(lost)}."
     yield f"Best rates at the edge of what was tried: {len(edge)} of {sum(map(len, found.rates().values()))}."
+
+
+def others_chosen_by(found: Standings) -> str:
+    """By what the rates of methods in some worlds alone are chosen."""
+    return " ".join(_chosen_by(found, ranked=False))
+
+
+def _chosen_by(found: Standings, ranked: bool) -> Iterator[str]:
+    """Whose rates are not chosen by the global model, and what follows."""
+    done = {row["method"] for row in found.counted}
+    by: dict[str, list[str]] = {}
+    for name, about in found.methods.items():
+        if name in done and about["everywhere"] is ranked:
+            by.setdefault(about["measure"], []).append(name)
+    if not by.keys() - {"global"}:
+        return
+    if "global" in by:
+        yield "Rates and main parameters are chosen by the accuracy of the global model in the search."
+    for measure, models in (("personal", "personal models"), ("both", "the mean of both")):
+        if measure in by:
+            yield f"By {models}: {', '.join(by[measure])}."
+    if "global" in by:
+        yield "So global numbers of these may be too low, and personal numbers of the others."
 
 
 # ---- small words -----------------------------------------------------------------------------------------------------
