@@ -135,7 +135,8 @@ def test_the_answer_in_words_names_the_best_by_its_number(finished):
     assert [shown["groups"][n]["rank"]["mean"] for n in (0, 1)] == [
         next(row["mean"] for row in rows if row["method"] == group["label"]) for group in shown["groups"]
     ]
-    lead = f"{best - other:.1f} points above {rows[1]['method']}; 1 seed cannot show that this is more than luck"
+    points = round(best, 1) - round(other, 1)
+    lead = f"{points:.1f} points above {rows[1]['method']}; 1 seed cannot show that this is more than luck"
     assert shown["headline"] == f"{rows[0]['method']} is ahead with {best:.1f}\u00a0%, {lead}"
     assert shown["sentences"][0].endswith("pooled test images, after the last round.")
     first, second = (row["method"] for row in rows)
@@ -166,7 +167,7 @@ def test_own_models_of_any_name_are_one_measure_as_in_the_terminals_table(person
     best, second, _ = table
     assert shown["headline"] == (
         f"{best['method']} is ahead with {100 * best['mean']:.1f}\u00a0% (personal models), "
-        f"{100 * (best['mean'] - second['mean']):.1f} points above {second['method']}; "
+        f"{round(100 * best['mean'], 1) - round(100 * second['mean'], 1):.1f} points above {second['method']}; "
         "1 seed cannot show that this is more than luck"
     )
     assert shown["personal_models"] == "fine-tuned for fedavg+ft, after local training for the others"
@@ -184,12 +185,58 @@ def test_a_headline_names_few_of_very_many():
     assert "m0, m1, m2, m3, m4, m5, m6 and m7 cannot" in summary_text._winner(many[:8], "global")
 
 
+def ranked_group(label: str, mean: float, *, tested: bool = True, close: bool = False, classes: int = 10) -> dict:
+    rank = {"mean": mean, "std": None, "is_close": close, "is_best": False, "last": 1, "last_rounds": []}
+    return {
+        "label": label,
+        "shares": "",
+        "classes": classes,
+        "complete": 3,
+        "personal": None,
+        "accuracy": {"global": {"mean": mean, "std": None}},
+        "rank": rank | {"tested": tested},
+    }
+
+
+def test_a_lead_is_the_difference_of_the_numbers_that_are_shown():
+    said = summary_text._winner([ranked_group("a", 0.91649), ranked_group("b", 0.88551)], "global")
+    assert said == "a was best with 91.6\u00a0%, 3.0 points above b"  # 3.098 before rounding; b is shown as 88.6
+
+
+def test_who_is_no_better_than_guessing_did_not_learn():
+    two = [ranked_group("a", 0.103), ranked_group("b", 0.10, close=True)]
+    said = summary_text._winner(two, "global")
+    assert said == "Neither a nor b learned: 10.3\u00a0% at best, guessing gives 10\u00a0%"
+    three = summary_text._winner([*two, ranked_group("c", 0.09)], "global")
+    assert three.startswith("None of 3 methods learned: 10.3")
+    hundred = [ranked_group("a", 0.103, classes=100), ranked_group("b", 0.10, close=True, classes=100)]
+    for learned in (hundred, [ranked_group("a", 0.2), ranked_group("b", 0.1)], [g | {"classes": None} for g in two]):
+        assert "learned" not in summary_text._winner(learned, "global")
+    assert "learned" not in summary_text._winner(two, "personal after")  # guessing is another thing for each client
+
+
+def test_costs_are_those_of_all_and_of_few_by_name():
+    def one(label: str, bytes: float, seconds: float) -> dict:
+        return {"label": label, "bytes": {"mean": bytes}, "seconds": {"mean": seconds}}
+
+    few = [one("a", 691e6, 300), one("b", 373e6, 24), one("c", 186e6, 23)]
+    assert summary_text._cost_range(few).replace("\u00a0", " ") == "c 186 MB to a 691 MB, 23 s to 5.0 min"
+    other = [one("a", 2e6, 20), one("b", 1e6, 40)]
+    assert summary_text._cost_range(other).replace("\u00a0", " ") == "b 1 MB to a 2 MB, a 20 s to b 40 s"
+    assert summary_text._cost_range(other[:1]).replace("\u00a0", " ") == "2 MB, 20 s"
+    alike = [one("a", 1e6, 1.8), one("b", 1e6, 1.85)]
+    assert summary_text._cost_range(alike).replace("\u00a0", " ") == "1 MB, 1.8 s to 1.9 s"
+    assert summary_text._cost_range([*few, *other]).replace("\u00a0", " ") == "1 MB to 691 MB, 20 s to 5.0 min"
+
+
 def test_who_sends_no_model_is_not_said_to(personal):
     """`local` sends a number of images at most."""
     alone, both = gather(personal[1:2]), gather(personal[1:])
     assert alone["tiles"]["privacy"] == "No model leaves clients, not tested by attack"
     said = [one["text"] for one in both["privacy"]]
     assert "local: no model leaves its clients." in said and "fedavg: model updates leave unprotected." in said
+    same = summary_text._costs(*({"label": n, **costs(1e3)} for n in "ab"))
+    assert same == "a cost 1\u00a0kB of traffic (same as b) and 1.0\u00a0s (same as b)."
     assert "16,000 times" in summary_text._costs(*({"label": n, **costs(v)} for n, v in (("a", 16e6), ("b", 1e3))))
 
 
@@ -255,6 +302,30 @@ def test_a_lead_within_the_deviation_is_not_a_win(copies):
     )
 
 
+def test_of_two_seeds_all_are_named_that_no_test_tells_from_the_best(monkeypatch):
+    """One is within the deviation over seeds; another is not, but clients do not tell it from the best either."""
+    from fedlens.report import ranking
+
+    def row(method: str, mean: float, close: bool, p: float | None) -> dict:
+        made = {"method": method, "mean": mean, "std": 0.01, "rank": 1, "p_seeds": None, "p_clients": p}
+        return made | {"is_close": close, "last": 1, "last_rounds": []}
+
+    def named(*rows: dict) -> set[str]:
+        compared = type("Compared", (), {"__init__": lambda *_: None, "rows": lambda *_: list(rows)})
+        monkeypatch.setattr(ranking, "Comparison", compared)
+        rivals = {each["method"]: {"runs": []} for each in rows}
+        ranking._compare(rivals, [], "global")
+        return {name for name, group in rivals.items() if group["rank"]["is_close"]}
+
+    best, near = row("a", 0.937, False, None), row("b", 0.93, True, 0.5)
+    assert named(best, near, row("c", 0.92, False, 0.597)) == {"b", "c"}
+    assert named(best, near, row("c", 0.92, False, 0.01)) == {"b"}
+    assert named(best, near, row("c", 0.92, False, None)) == {"b"}
+    assert named(best, row("c", 0.92, False, 0.597)) == set()  # it is ahead, and luck is said
+    tested = row("c", 0.92, False, 0.597) | {"p_seeds": 0.01}
+    assert named(best, near | {"p_seeds": 0.4}, tested) == {"b"}
+
+
 @pytest.fixture
 def three_seeds(finished, tmp_path) -> list[Path]:
     """Three methods, three seeds each: copies whose accuracies a test sets."""
@@ -288,6 +359,7 @@ def test_all_that_cannot_be_told_from_the_best_are_named_by_the_command_lines_te
     }
     same = gather(with_accuracies(three_seeds, *[0.5] * 9))
     assert "No test was possible: methods differ by the same amount in every seed." in same["sentences"]
+    assert not any(words.startswith("Repeat with other seeds") for words in same["sentences"])
     assert same["headline"] == "fedavg, scaffold and fedprox cannot be told apart: 50.0\u00a0%"
     shown = gather(with_accuracies(three_seeds, 0.60, 0.61, 0.62, 0.81, 0.83, 0.825, 0.50, 0.53, 0.51))
     assert shown["headline"] == "scaffold was best with 82.2\u00a0%, 21.2 points above fedavg"
@@ -317,40 +389,103 @@ def test_who_shares_data_says_so_in_the_headline_and_leaks_are_in_its_box(copies
     shown = gather(with_accuracies(copies, 0.81, 0.82, 0.50, 0.51))
     assert shown["headline"].startswith("fedavg, which shares data, is ahead with 81.5")
     assert [one["text"] for one in shown["privacy"] if one["alarm"]] == [
-        "fedavg, attack loss: Leaks: much.",
+        "fedavg, attack loss: AUC 0.90 (guessing: 0.50); without defence 1.00.",
         "fedavg shares data: one {image}.",
         "fedavg: ε = 20, not proven as stated: the mask tells.",
     ]
-    assert shown["tiles"]["privacy"] == "Leaks in an audit, shares data, not proven as stated"
+    assert shown["tiles"]["privacy"] == (
+        "fedavg leaks (1 of 2 runs attacked), shares data, not proven as stated; "
+        "scaffold: unprotected updates; scaffold not attacked"
+    )
     assert [group["shares"] for group in shown["groups"]] == ["shares data", "updates only"]
     statement |= {"holds": True, "because": "", "epsilon": 900.0, "randomness": SEEDED}
     for path in copies[:2]:
         (path / "privacy.json").write_text(json.dumps({"statements": [statement], "answers_as_they_are": {}}))
     said = [one["text"] for one in gather(copies)["privacy"]]
-    assert "fedavg: ε = 900, δ = 1e-05 for one image: proven, but so large that it promises little." in said
-    assert "fedavg: noise comes from the run's seed, which simulates protection and gives none." in said
+    once = "fedavg: no protection in this run: the noise can be recomputed from the seed. "
+    assert f"{once}With secret noise ε = 900, δ = 1e-05 for one image, which promises little." in said
+    assert sum("ε" in text or "seed" in text or "proven" in text for text in said) == 1
     (copies[0] / "audit.json").write_text('{"verdicts": 3}')
     shown = gather(copies)
-    assert shown["tiles"]["privacy"].startswith("Shares data, ε = 900 promises little")
+    assert shown["tiles"]["privacy"].startswith("fedavg shares data, no protection in this run; scaffold: ")
     assert any(one["alarm"] and "damaged" in one["text"] for one in shown["privacy"])
 
 
 @pytest.mark.parametrize(
     ("leaky", "givers", "said"),
     [
-        ("b", "b", "b leaks in an audit, shares data, a not tested by attack"),
-        ("a", "b", "a leaks in an audit, b shares data, b not tested by attack"),
+        ("b", "b", "b leaks in an audit, shares data; a: unprotected updates; a not attacked"),
+        ("a", "b", "a leaks in an audit; b shares data; b not attacked"),
         ("ab", "ab", "a and b leak in an audit, share data"),
-        ("", "ab", "a and b share data, none tested by attack"),
-        ("a", "", "a leaks in an audit, b not tested by attack"),
+        ("", "ab", "a and b share data; none attacked"),
+        ("", "b", "b shares data; a: unprotected updates; none attacked"),
+        ("", "", "a, b: unprotected updates; none attacked"),
+        ("a", "", "a leaks in an audit; b: unprotected updates; b not attacked"),
     ],
 )
 def test_of_several_methods_it_is_said_which_one_leaks(monkeypatch, leaky, givers, said):
     monkeypatch.setattr(safety, "leaking", bool)
     monkeypatch.setattr(safety, "shares_data", lambda group: group["label"] in givers)
     runs = [{"audit": {"a": 1} if label in leaky else {}, "privacy": None} for label in "ab"]
-    groups = [{"label": label, "runs": [number]} for number, label in enumerate("ab")]
+    groups = [{"label": label, "method": "fedavg", "runs": [number]} for number, label in enumerate("ab")]
     assert safety.status(groups, runs) == said
+
+
+def statement(**more) -> dict:
+    said = {"release": "every upload", "unit": "a client", "epsilon": 3.0, "delta": None, "holds": True, "because": ""}
+    return said | {"randomness": SEEDED} | more
+
+
+@pytest.mark.parametrize(
+    ("more", "cell", "sentence"),
+    [
+        (
+            {},
+            "No protection in this run (ε = 3 with secret noise), not tested by attack",
+            "a: no protection in this run: the noise can be recomputed from the seed. "
+            "With secret noise ε = 3 for a client, proven.",
+        ),
+        ({"randomness": "own"}, "ε = 3, proven, not tested by attack", "a: ε = 3 for a client: proven."),
+        (
+            {"randomness": "own", "epsilon": 3759.0},
+            "ε = 3,759 promises little, not tested by attack",
+            "a: ε = 3,759 for a client: proven, but so large that it promises little.",
+        ),
+        (
+            {"epsilon": 3759.0},
+            "No protection in this run, not tested by attack",
+            "a: no protection in this run: the noise can be recomputed from the seed. "
+            "With secret noise ε = 3,759 for a client, which promises little.",
+        ),
+    ],
+)
+def test_noise_that_the_seed_brings_back_protects_nobody(more, cell, sentence):
+    runs = [{"audit": None, "privacy": {"statements": [statement(**more)]}}]
+    group = {"label": "a", "method": "fedavg", "runs": [0], "shares": ""}
+    assert safety.status([group], runs) == cell
+    assert [one["text"] for one in safety.told([group], runs)][:1] == [sentence]
+
+
+def test_shared_images_are_those_of_every_client():
+    release = "one image, masked, clipped and with noise, and its label; once"
+    runs = [{"audit": None, "privacy": {"statements": [statement(release=release)]}}]
+    said = safety.told([{"label": "a", "method": "fedxds", "runs": [0], "shares": safety.DATA}], runs)
+    assert said[0]["text"] == (
+        "a shares data: images of every client, masked, clipped and with noise, and their labels; once."
+    )
+
+
+def test_what_an_attack_found_is_counted_beside_guessing_and_no_defence():
+    def found(value: float, chance: float, undefended: float, measure: str = "recognised", **more) -> str:
+        numbers = {"found": value, "chance": chance, "undefended": undefended}
+        verdict = {name: {measure: {"value": number}} for name, number in numbers.items()}
+        return safety._found(verdict | {"decisive": measure, "verdict": "Leaks.", "samples": 32, "seeds": 1} | more)
+
+    assert found(9 / 32, 0, 9 / 32) == "9 of 32 images recognised (guessing: 0): as bad as no defence."
+    assert found(9 / 32, 1 / 32, 0.5) == "9 of 32 images recognised (guessing: 1); without defence 16."
+    assert found(0.3, 0.0, 0.3, seeds=3) == "recognised 0.30 (guessing: 0.00): as bad as no defence."
+    assert found(0.944, 0.592, 0.99, "AUC") == "AUC 0.94 (guessing: 0.59); without defence 0.99."
+    assert safety._found({"decisive": "AUC", "verdict": "Leaks."}) == "Leaks."
 
 
 def test_a_method_without_the_measure_is_not_ranked_and_told(personal, tmp_path):

@@ -35,7 +35,11 @@ def folder(tmp_path_factory) -> Path:
 @pytest.mark.parametrize("size", SIZES)
 def test_the_list_on_every_screen(browser, served, size, dark):
     with opened(browser, served, size, dark=dark) as page:
-        assert page.evaluate("document.querySelector('h1').textContent") == "3 done, 1 corrupt"
+        assert page.evaluate("document.querySelector('h1').textContent") == "3 runs done, 1 corrupt"
+        sizes = "['h1', '#answer h2'].map((e) => parseFloat(getComputedStyle(document.querySelector(e)).fontSize))"
+        page.until("document.querySelector('#answer h2') !== null")
+        count, headline = page.evaluate(sizes)
+        assert count < headline  # the answer comes first, how many runs there are second
         assert sorted(page.evaluate(NAMES)) == ["broken", "fedavg-0", "fedavg-1", "scaffold-0"]
         assert page.evaluate("document.querySelectorAll('.runs .curve polyline').length") == 4
         assert "config.yaml is damaged" in page.evaluate("document.querySelector('.runs .trouble').textContent")
@@ -56,7 +60,7 @@ def test_safety_is_on_the_first_screen_of_the_list_and_of_a_run(browser, tmp_pat
     bottom = "document.querySelector('{}').getBoundingClientRect().bottom"
     with serving(tmp_path) as server, opened(browser, server, size) as page:
         said = page.evaluate("document.querySelector('#safety .big').textContent")
-        assert said == "fedfed shares data, none tested by attack"
+        assert said == "fedfed shares data; fedavg: unprotected updates; none attacked"
         assert page.evaluate(bottom.format("#safety .big")) < SIZES[size][1]
         assert "privacy" not in page.evaluate("document.querySelector('#within').textContent")  # once is enough
         cells = page.evaluate(

@@ -64,6 +64,7 @@ def _group(runs: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> dict[st
             name: statistics.fmean(run["preparation"][name] for run in shown) for name in shown[0]["preparation"]
         },
         "shares": shown[0]["shares"],
+        "classes": next((len(run["owned"]["classes"]) for run in shown if run["owned"]), None),
         "detailed": together(complete),
     }
 

@@ -26,6 +26,8 @@ _TESTS = {
     "clients": "by Wilcoxon's test over clients, which says nothing about other seeds",
 }
 _NAMED = 8  # methods in a headline
+_FEW = 4  # methods whose costs and privacy are told by name
+_LEARNED = 1.1  # times the accuracy of guessing, up to which nothing was learned
 _WHICH = {
     "fine-tuned": "fine-tuned",
     "personal after": "after local training",
@@ -136,13 +138,14 @@ def told(
 
 
 def _tiles(groups: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """What can be read at a glance, of the best: and of those that cannot be told from it."""
+    """What can be read at a glance: the result, costs of all, privacy of all or of very many of the best."""
     measure, ranked = measure_for(groups), sorted((g for g in groups if g["rank"]), key=lambda group: -_known(group))
     first = [group for group in ranked if group["rank"]["is_best"] or group["rank"]["is_close"]] or list(groups)
     best = first[0]
-    sent, took = ([group[name]["mean"] for group in first] for name in ("bytes", "seconds"))
-    cost = f"{_from_to(sorted(sent), size)}, {_from_to(sorted(took), duration)}"
-    if len(first) == 1:
+    if measure and (chance := _guessing(groups, measure)):
+        nobody = "Nothing was" if len(groups) == 1 else "Neither" if len(groups) == 2 else "None"
+        result = f"{nobody} learned: guessing gives {chance}"
+    elif len(first) == 1:
         ahead = (
             ""
             if not ranked
@@ -153,7 +156,41 @@ def _tiles(groups: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, Any]
         result = ahead + _number(best, measure) if measure else ""
     else:
         result = "No clear winner" if ranked else ""
-    return {"result": result, "cost": cost, "privacy": safety.status(first, runs)}
+    told = safety.status(groups if len(groups) <= _FEW else first, runs)
+    return {"result": result, "cost": _cost_range(groups), "privacy": told}
+
+
+def _cost_range(groups: Sequence[Mapping[str, Any]]) -> str:
+    """Traffic and time from the least to the most; of few methods whose they are, once where these are the same."""
+    ends: dict[str, list[Mapping[str, Any]]] = {}
+    for name in ("bytes", "seconds"):
+        order = sorted(groups, key=lambda group: group[name]["mean"])
+        ends[name] = [order[0], order[-1]]
+    sent, took = (
+        [(end["label"], write(end[name]["mean"])) for end in ends[name]]
+        for name, write in (("bytes", size), ("seconds", duration))
+    )
+    least, most = (end["seconds"]["mean"] for end in ends["seconds"])
+    whose = [label for label, _ in sent] if sent[0][1] != sent[1][1] else []
+    names_time = least < 0.95 * most and [label for label, _ in took] != whose
+
+    def written(pair: Sequence[tuple[str, str]], is_named: bool) -> str:
+        if pair[0][1] == pair[1][1]:
+            return pair[0][1]
+        return " to ".join(f"{label} {value}" if is_named else value for label, value in pair)
+
+    few = len(groups) <= _FEW
+    return f"{written(sent, few)}, {written(took, few and names_time)}"
+
+
+def _guessing(groups: Sequence[Mapping[str, Any]], measure: str) -> str:
+    """What guessing gives, where the best global model gives no more; empty where it does, or nobody knows."""
+    classes = min((group.get("classes") or 0 for group in groups), default=0)
+    if measure != "global" or classes < 2:
+        return ""
+    chance = 1 / classes
+    best = max((_score(group, measure)["mean"] or 0.0 for group in groups if has_measure(group, measure)), default=1.0)
+    return "" if best > _LEARNED * chance else _together(f"{100 * chance:.3g} %")
 
 
 def _from_to(values: Sequence[float], write: Callable[[float], str]) -> str:
@@ -184,7 +221,7 @@ def _answer(groups: Sequence[Mapping[str, Any]]) -> tuple[str, list[str], list[s
         *_lacking(groups, measure),
         *_own_models(groups, measure),
     ]
-    if not best["rank"]["tested"]:
+    if not best["rank"]["tested"] and any(group["complete"] < FEWEST for group in ranked):
         result.append(f"Repeat with other seeds: {FEWEST} of them make a test.")
     return _winner(ranked, measure), result, costs
 
@@ -193,9 +230,14 @@ def _winner(ranked: Sequence[Mapping[str, Any]], measure: str) -> str:
     """Who was best; where others cannot be told from it, all of them."""
     best, second = ranked[:2]
     close = _close(ranked)
+    if chance := _guessing(ranked, measure):
+        labels = [group["label"] for group in ranked]
+        nobody = f"Neither {' nor '.join(labels)}" if len(labels) == 2 else f"None of {len(labels)} methods"
+        return f"{nobody} learned: {percent(_known(best))} at best, guessing gives {chance}"
     over = f" ({averaged(ranked)})" if best["rank"]["last"] > 1 else "" if measure == "global" else " (personal models)"
     if not close:
-        lead = f"{100 * (_known(best) - _known(second)):.1f} points above {_named(second)}"
+        ours, theirs = (round(100 * _known(group), 1) for group in (best, second))  # as both are shown
+        lead = f"{ours - theirs:.1f} points above {_named(second)}"
         if best["rank"]["tested"]:
             return f"{_who(best)} was best with {percent(_known(best))}{over}, {lead}"
         seeds = f"{best['complete']} seed{'' if best['complete'] == 1 else 's'}"
@@ -290,7 +332,8 @@ def _single(group: Mapping[str, Any], measure: str | None) -> str:
     cost = f"{group['rounds']['mean']:.0f} rounds, {traffic} and {time}"
     if measure is None:
         return f"{_who(group)} ended without an accuracy, after {cost}"
-    return f"{_who(group)} reached {_number(group, measure)} in {cost}"
+    chance = _guessing([group], measure)
+    return f"{_who(group)} reached {_number(group, measure)} in {cost}" + (f"; guessing gives {chance}" * bool(chance))
 
 
 def _number(group: Mapping[str, Any], measure: str) -> str:
@@ -316,7 +359,7 @@ def _costs(best: Mapping[str, Any], second: Mapping[str, Any]) -> str:
     def beside(name: str) -> str:
         ours, theirs = best[name]["mean"], second[name]["mean"]
         if not theirs or abs(ours / theirs - 1) < 0.05:
-            return f"as {second['label']}"
+            return f"same as {second['label']}"
         times = float(f"{ours / theirs:.2g}")  # two digits; 16,000 and not 1.6e+04
         return f"{times:,.0f} times {second['label']}'s" if times >= 10 else f"{times:g} times {second['label']}'s"
 

@@ -113,7 +113,7 @@ function compareValues(a, b, up) {
 }
 
 function listView() {
-  const lineOf = new Map(), unfolded = new Set(), title = element("h1"), empty = element("p", { class: "lead" }), within = element("p", { class: "about", id: "within" });
+  const lineOf = new Map(), unfolded = new Set(), title = element("h1", { class: "count" }), empty = element("p", { class: "lead" }), within = element("p", { class: "about", id: "within" });
   const body = element("tbody"), heads = element("tr"), more = element("button", { type: "button", class: "plain", id: "more", hidden: "", onclick: () => { limit += MOST_ROWS; arrange(true); } });
   const table = element("table", { class: "runs" }, element("caption", { class: "unseen" }, "Runs; the buttons in its head sort it"), element("thead", {}, heads), body), scroll = element("div", { class: "scroll edges", tabindex: 0, role: "region", "aria-label": "Runs" }, table);
   let limit = MOST_ROWS, order = "", headed = "", columns = {}, keys = [];
@@ -176,7 +176,7 @@ function listView() {
     ordered.hidden = entries.length < 2 || !ordered.textContent;
     answer.update();
     const count = STATES.map((name) => [name, whole.filter((row) => row.state === name).length]).filter(([, number]) => number);
-    title.textContent = count.length ? count.map(([name, number]) => `${number} ${name}`).join(", ") : heard ? "No runs" : "Reading runs …";
+    title.textContent = count.length ? count.map(([name, number], at) => `${number} ${at ? "" : number === 1 ? "run " : "runs "}${name}`).join(", ") : heard ? "No runs" : "Reading runs …";
   }
   function redraw(needed) {
     comparison.hidden = !chosen().length;
