@@ -235,6 +235,7 @@ def test_one_evaluation_is_bars_and_clients_and_no_lone_dot(browser, tmp_path):
         assert page.evaluate("document.querySelectorAll('#curves circle.client').length") == 6
         assert page.evaluate("document.querySelectorAll('#curves .marks circle').length") == 0 and page.errors == []
         assert page.evaluate("document.querySelector('#curves .choice').offsetHeight") == 0  # of axes, which bars lack
+        assert "The global model was evaluated once." in page.evaluate("document.querySelector('#curves').textContent")
 
 
 def test_the_headlines_measure_is_drawn_first_and_training_beside_it(browser, tmp_path):
@@ -248,6 +249,8 @@ def test_the_headlines_measure_is_drawn_first_and_training_beside_it(browser, tm
         assert "personal models after local training" in page.evaluate(
             "document.querySelector('#levels h2').textContent"
         )
+        said = page.evaluate("document.querySelector('#levels figcaption').textContent")
+        assert said == "Personal models after local training were evaluated once."
         assert embedded(out.read_text())["measure"] == "personal after"
         said = page.evaluate("document.querySelector('#curves figcaption').textContent")
         assert "fedper lacks this model and is drawn with what it has: personal, after training." in said
@@ -347,7 +350,8 @@ def test_a_leak_and_what_it_recovered_are_in_the_answer(browser, runs, tmp_path)
     Image.effect_noise((1200, 300), 60).save(leaky / "figures" / "audit-gradients.png")
     with opened(browser, write([leaky], tmp_path / "report.html")) as page:
         assert "Leaks in an audit" in page.evaluate("document.querySelector('#safety .big').textContent")
-        assert page.evaluate("document.querySelector('#safety .alarmed').textContent").endswith("Leaks: SSIM 0.7.")
+        said = page.evaluate("document.querySelector('#safety .alarmed').textContent")
+        assert said.endswith("SSIM 0.70 (guessing: 0.10); without defence 0.90.")
         wide = page.evaluate("document.querySelector('#answer .recovered img').clientWidth")
         assert wide > 900 and page.errors == []
 

@@ -63,6 +63,11 @@ function curves() {
 // Which evaluation of single clients is nearest to a model: of the global one, that before local training.
 const clientModel = (run, model) => [model, "personal before", "personal after", "fine-tuned"].find((name) => run.evaluations?.[name]);
 
+function timesEvaluated(measure) {
+  const whose = report.measures[measure].split(",")[0], times = evaluations(measure);
+  return `${whose[0].toUpperCase()}${whose.slice(1)} ${whose.includes("models") ? "were" : "was"} evaluated ${times === 1 ? "once" : `${times} times`}.`;
+}
+
 // One bar for each method, and the clients of an only one: what a single evaluation tells.
 function ending(shown, measure) {
   const having = shown.filter((group) => curveOf(group, measure)), only = having.length === 1 && having[0];
@@ -76,7 +81,7 @@ function ending(shown, measure) {
   return [rows.length > 0 && levels(about, rows, "accuracy, %", "accuracy at the end").frame,
     found && found.length > 0 && strips(() => `Accuracy of single clients. ${found.map(({ one }) => `mean ${percent(one.mean)} %, worst tenth ${percent(one.worst_decile)} %`).join("; ")}`,
       found.map(({ run, one }) => ({ ...one, name: found.length > 1 ? `clients, seed ${run.seed}` : "its clients", group: only, split: run.split ?? run.name }))).frame,
-    element("figcaption", {}, "There is one evaluation, so there is no curve.", rows.some((row) => known(row.low)) && " Thin lines reach from the lowest to the highest seed.",
+    element("figcaption", {}, timesEvaluated(measure), rows.some((row) => known(row.low)) && " Thin lines reach from the lowest to the highest seed.",
       found && found.length > 0 && ` Each dot is a client (${modelWords[found[0].model]}); the solid mark is their mean, the dashed one the worst tenth.`)];
 }
 
