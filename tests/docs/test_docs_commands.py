@@ -285,7 +285,7 @@ QUICK = {  # a look instead of a measurement
     "audit.py": "--small --device cpu --steps 2",
     "checkpoint_cost.py": f"--before {ROOT} --repeat 1",
     "compile_rule.py": "--device cpu --quick",
-    "distillation.py": "feddf rounds=1 clients=4 cohort=2 algorithm.steps=2 local.steps=1",
+    "distillation.py": "rounds=1 clients=4 cohort=2 algorithm.steps=2 local.steps=1",
     "evidence.py": "--papers fedxds --list",
     "faults.py": "rounds=10 clients=20 cohort=4 local.steps=1",
     "federation.py": "bits --small",
