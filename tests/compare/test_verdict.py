@@ -8,7 +8,7 @@ import pytest
 
 from fedlens.compare.latex import escaped
 from fedlens.compare.table import Comparison
-from fedlens.compare.verdict import p_words
+from fedlens.compare.verdict import mark_close, p_words
 from test_compare import compared
 
 
@@ -52,9 +52,28 @@ def test_the_table_marks_what_the_verdict_cannot_tell_apart_and_nothing_else():
 
 def test_a_lead_within_the_deviation_of_two_seeds_is_told_as_in_the_report():
     found = Comparison(over_seeds(a=(0.50, 0.70), b=(0.52, 0.72), c=(0.10, 0.11)), "global")
-    said = "; a cannot be told from it over 2 seeds (a lead within the deviation over seeds)."
+    said = "; a cannot be told from it over 2 seeds (a lead within the deviation over seeds, or p ≥ 0.05 over clients)."
     assert found.verdict()[0].startswith("b has the highest mean, 62.00 %") and found.verdict()[0].endswith(said)
     assert [row["is_close"] for row in found.rows("")] == [False, True, False]
+
+
+def test_of_two_seeds_all_are_close_that_no_test_tells_from_the_best():
+    """One is within the deviation over seeds; another is not, but clients do not tell it from the best either."""
+
+    def row(method: str, mean: float, rank: int, p: float | None) -> dict:
+        return {"method": method, "mean": mean, "std": 0.01, "rank": rank, "p_seeds": None, "p_clients": p}
+
+    def close(*rows: dict) -> set[str]:
+        mark_close(rows)
+        return {each["method"] for each in rows if each["is_close"]}
+
+    best, near = row("a", 0.937, 1, None), row("b", 0.93, 2, 0.5)
+    assert close(best, near, row("c", 0.92, 3, 0.597)) == {"b", "c"}
+    assert close(best, near, row("c", 0.92, 3, 0.01)) == {"b"}
+    assert close(best, near, row("c", 0.92, 3, None)) == {"b"}
+    assert close(best, row("c", 0.92, 2, 0.597)) == set()  # it is ahead, and luck is said
+    tested = row("c", 0.92, 3, 0.597) | {"p_seeds": 0.01}
+    assert close(best, near | {"p_seeds": 0.4}, tested) == {"b"}
 
 
 @pytest.mark.parametrize(("methods", "said"), [(("a",), "a has 50.00 %"), (("a", "b"), "a and b are equal: 50.00 %")])

@@ -302,30 +302,6 @@ def test_a_lead_within_the_deviation_is_not_a_win(copies):
     )
 
 
-def test_of_two_seeds_all_are_named_that_no_test_tells_from_the_best(monkeypatch):
-    """One is within the deviation over seeds; another is not, but clients do not tell it from the best either."""
-    from fedlens.report import ranking
-
-    def row(method: str, mean: float, close: bool, p: float | None) -> dict:
-        made = {"method": method, "mean": mean, "std": 0.01, "rank": 1, "p_seeds": None, "p_clients": p}
-        return made | {"is_close": close, "last": 1, "last_rounds": []}
-
-    def named(*rows: dict) -> set[str]:
-        compared = type("Compared", (), {"__init__": lambda *_: None, "rows": lambda *_: list(rows)})
-        monkeypatch.setattr(ranking, "Comparison", compared)
-        rivals = {each["method"]: {"runs": []} for each in rows}
-        ranking._compare(rivals, [], "global")
-        return {name for name, group in rivals.items() if group["rank"]["is_close"]}
-
-    best, near = row("a", 0.937, False, None), row("b", 0.93, True, 0.5)
-    assert named(best, near, row("c", 0.92, False, 0.597)) == {"b", "c"}
-    assert named(best, near, row("c", 0.92, False, 0.01)) == {"b"}
-    assert named(best, near, row("c", 0.92, False, None)) == {"b"}
-    assert named(best, row("c", 0.92, False, 0.597)) == set()  # it is ahead, and luck is said
-    tested = row("c", 0.92, False, 0.597) | {"p_seeds": 0.01}
-    assert named(best, near | {"p_seeds": 0.4}, tested) == {"b"}
-
-
 @pytest.fixture
 def three_seeds(finished, tmp_path) -> list[Path]:
     """Three methods, three seeds each: copies whose accuracies a test sets."""

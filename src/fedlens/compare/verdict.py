@@ -16,12 +16,17 @@ _WHOSE = {"global": "global model", "personal": "mean of personal models"}
 def mark_close(rows: Sequence[dict[str, Any]]) -> None:
     """Give each row `is_close`: whether it cannot be told from the best, which is first. All that show it use this.
 
-    By the paired test over seeds; where there is none, by a lead that is not above the deviations over seeds.
+    By the paired test over seeds; where there is none, by a lead that is not above the deviations over seeds. Where
+    that makes some close, so are those that the test over clients, the only one then, does not tell from the best.
     """
     tested = is_tested(rows)
     for row in rows:
         is_ranked = row is not rows[0] and row["rank"] is not None
         row["is_close"] = is_ranked and not _is_worse(row, rows[0], tested)
+    if not tested and any(row["is_close"] for row in rows):
+        for row in rows[1:]:
+            alike = row["p_clients"] is not None and bool(row["p_clients"] >= LEVEL)
+            row["is_close"] = row["is_close"] or alike
 
 
 def p_words(p: float | None) -> str:
@@ -40,7 +45,7 @@ def is_tested(rows: Sequence[Mapping[str, Any]]) -> bool:
 
 def close_because(rows: Sequence[Mapping[str, Any]]) -> str:
     """The rule by which these rows cannot be told from the best."""
-    return f"p ≥ {LEVEL}" if is_tested(rows) else "a lead within the deviation over seeds"
+    return f"p ≥ {LEVEL}" if is_tested(rows) else f"a lead within the deviation over seeds, or p ≥ {LEVEL} over clients"
 
 
 def _is_worse(row: Mapping[str, Any], best: Mapping[str, Any], tested: bool) -> bool:

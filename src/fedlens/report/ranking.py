@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..compare.table import Comparison, score
-from ..compare.verdict import LEVEL, is_tested, p_words
+from ..compare.verdict import is_tested, p_words
 from .groups import arenas, grouped
 from .summary_text import has_measure, letter, measure_for
 
@@ -47,7 +47,6 @@ def _compare(rivals: Mapping[str, dict[str, Any]], runs: Sequence[Mapping[str, A
     ]
     rows = [row for row in Comparison(entries, by).rows("") if row["mean"] is not None]
     tested = is_tested(rows)
-    unsure = not tested and any(row["is_close"] for row in rows)
     for row in rows:
         group = rivals[row["method"]]
         compared = {n: runs[n]["compared"] for n in group["runs"] if runs[n]["state"] == "complete"}
@@ -57,13 +56,8 @@ def _compare(rivals: Mapping[str, dict[str, Any]], runs: Sequence[Mapping[str, A
             **{name: row[name] for name in ("rank", "mean", "std", "p_seeds", "p_clients")},
             "p_words": {over: p_words(row[f"p_{over}"]) for over in ("seeds", "clients")},
             "is_best": row is rows[0],
-            "is_close": row["is_close"] or (unsure and row is not rows[0] and _is_alike(row)),
+            "is_close": row["is_close"],
             "tested": tested,
             "last": row["last"] if by == "global" else 1,
             "last_rounds": row["last_rounds"] if by == "global" else [],
         }
-
-
-def _is_alike(row: Mapping[str, Any]) -> bool:
-    """Whether the only test there is, that over clients, does not tell a method from the best."""
-    return row["p_clients"] is not None and row["p_clients"] >= LEVEL
