@@ -169,7 +169,14 @@ class Page:
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
     def click(self, selector: str) -> None:
+        """As a person would: not while the page still moves, as when an answer above takes its room."""
         x, y = self.place(selector)
+        busy = "document.querySelector('[aria-busy=true]') !== null"
+        for _ in range(100):
+            time.sleep(0.05)
+            before, (x, y) = (x, y), self.place(selector)
+            if before == (x, y) and not self.evaluate(busy):
+                break
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 

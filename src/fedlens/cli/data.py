@@ -118,7 +118,8 @@ def data_show(
 def _print_counts(counts: list[list[int]], names: Any) -> None:
     """Training images by client and class; of classes that do not fit a screen, the three that a client has most of."""
     shown = [*enumerate(counts[:CLIENTS])]
-    called = {number: f"{number} {names.tick(number)}" if names.clients else str(number) for number, _ in shown}
+    # Whole names, since other commands take them.
+    called = {number: " ".join((str(number), *names.clients[number : number + 1])) for number, _ in shown}
     total = [sum(column) for column in zip(*counts, strict=True)]
     lines = [*((called[number], own) for number, own in shown), ("all", total)]
     rows = [
