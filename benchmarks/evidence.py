@@ -2,11 +2,15 @@
 
     python benchmarks/evidence.py --list --estimate --but results/data/evidence.json     # what waits, and how long
     python benchmarks/evidence.py --minutes 9 --processes 3 --runs DIR --json FILE --state DIR/state device=cuda
+    python benchmarks/evidence.py --papers spatl pse --processes 6 6 --whole --minutes 25 --runs DIR device=cuda
     python benchmarks/evidence.py --runs DIR --collect results/data/evidence.json
+    python benchmarks/evidence.py --merge FILE --collect results/data/evidence.json     # of another machine
 
 A cell is one run of a table that `fedlens reproduce` knows; its words are in the JSON file. The same command goes on
 where it stopped, however it ended: finished cells are skipped, begun ones resume. `--minutes` ends every cell with a
-checkpoint after the round it is in. `--processes` share DIR, each at the first cell that nobody holds.
+checkpoint after the round it is in. `--processes` share DIR, each at the first cell that nobody holds; so many for each
+paper where several numbers are given, and who finds nothing left in its own goes on with the next paper. With `--whole`
+no cell begins that would be cut: what cells here took, beside what was estimated, says how long the next will take.
 
 FILE has what is done, and is written every few seconds. Beside it, FILE_begun.json has the curves of cells that are
 under way or were cut, with the round that they reached. `--state PREFIX` keeps begun cells for another machine: the
@@ -90,9 +94,9 @@ def _fedxds() -> Iterator[Wanted]:
     longer = replace(table1[0], words=("rounds=411",))
     alike = [replace(table1[i], words=(ALIKE,)) for i in (0, 1, 2)]
     yield from table1
-    # The longest first, so that cells side by side end together.
-    yield from (official, longer, replace(table1[1], seed=1), replace(table1[1], seed=2))
-    yield from (replace(table1[0], seed=seed) for seed in (1, 2))
+    # The longest first, so that cells side by side end together; three seeds of the main claim before its variants.
+    yield from (replace(row, seed=seed) for row in (table1[1], table1[0]) for seed in (1, 2))
+    yield from (longer, official)
     # FedAvg as the paper prints it: a uniform mean, as its other rows have.
     yield replace(table1[0], row="fedavg_uniform")
     yield from _optional(alike)
@@ -120,7 +124,11 @@ def _pse() -> Iterator[Wanted]:
     for column in ("fashion_mnist/3", "cifar10/2", "cifar10/4"):
         for seed in (0, 1):
             yield from (Wanted("pse/table2", row, column, seed=seed) for row in rows)
-    yield from _optional(Wanted("pse/ablations", row, "fashion_mnist/3") for row in ("v1", "v2", "v3"))
+    for seed in (0, 1):  # figure 2a
+        yield from _optional(Wanted("pse/ablations", row, "fashion_mnist/3", seed=seed) for row in ("v1", "v2", "v3"))
+    for seed in (0, 1):  # figure 3a
+        some = ("pse", "fedavg+ft", "fedrep")
+        yield from _optional(Wanted("pse/table2", row, "fashion_mnist/4", seed=seed) for row in some)
 
 
 def _fedsls() -> Iterator[Wanted]:
@@ -170,6 +178,20 @@ def estimated(cell: Cell) -> float:
     return steps * STEP_MS.get(name, math.nan) / 1000
 
 
+def pace(one: Wanted, runs: Path) -> float:
+    """Seconds that cells of this kind took here, as a multiple of what was estimated; of its own row where one did."""
+    file = runs / ".pace"
+    lines = file.read_text().splitlines() if file.is_file() else []
+    known = [line for text in lines if (line := _line(text)) and line[0] == one.grid]
+    own = [ratio for _, row, ratio in known if row == one.row]
+    return max(own or [ratio for *_, ratio in known], default=1.0)
+
+
+def note_pace(one: Wanted, cell: Cell, runs: Path, seconds: float) -> None:
+    with (runs / ".pace").open("a") as file:
+        file.write(json.dumps([one.grid, one.row, seconds / estimated(cell)]) + "\n")
+
+
 class Clocked(Nobody):
     """Keeps a run's curve, says how far it is, and has it end between two rounds when the time is up."""
 
@@ -213,11 +235,17 @@ def measured(one: Wanted, cell: Cell, out: Path) -> dict[str, Any]:
     result, card, experiment = folder.result() or {}, folder.passport(), config.read(folder.config)
     metrics = folder.metrics()
     curve = evaluations(metrics, "accuracy", rounds_of(folder))  # by rounds of training
-    closing = {
-        (row["model"], row["metric"]): row["value"]
-        for row in metrics.to_pylist()
-        if row["client"] is None and row["split"] == "client test"
-    }
+    rows = [row for row in metrics.to_pylist() if row["split"] == "client test"]
+    closing = {(row["model"], row["metric"]): row["value"] for row in rows if row["client"] is None}
+    last = {row["model"]: row["round"] for row in rows}
+    each: dict[str, dict[int, float]] = {}
+    for row in rows:
+        if row["client"] is not None and row["metric"] == "accuracy" and row["round"] == last[row["model"]]:
+            each.setdefault(row["model"], {})[row["client"]] = round(row["value"], 4)
+    means: dict[str, list[list[float]]] = {}
+    for row in rows:
+        if row["metric"] == "accuracy_mean":
+            means.setdefault(row["model"], []).append([row["round"], round(row["value"], 4)])
     return {
         "table": one.grid,
         "row": one.row,
@@ -231,7 +259,9 @@ def measured(one: Wanted, cell: Cell, out: Path) -> dict[str, Any]:
         **{key: result.get(key) for key in ("accuracy", "accuracy_last", "accuracy_best", "personal", "targets")},
         **{key: result.get(key) for key in ("bytes_up", "bytes_down", "seconds")},
         "clients": {f"{model} {metric}": value for (model, metric), value in closing.items()},
+        "each_client": each,  # in the last round
         "curve": [[at, value] for at, (_, value) in curve.items()],
+        "client_curves": means,  # by rounds of the run, as the table of metrics has them
         "machine": f"{card['device_name']}, {card['precision']}",
         "code": card.get("code"),
     }
@@ -297,6 +327,14 @@ def collected(file: Path, wanted: Sequence[Wanted], runs: Path, words: Sequence[
     return [*known.values()]
 
 
+def merge(file: Path, others: Sequence[Path]) -> None:
+    """Add the cells that these files have and this one has not."""
+    known: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in (row for each in (file, *others) for row in _rows(each)):
+        known.setdefault(_key(row), row)
+    _write(file, [*known.values()])
+
+
 def _rows(file: Path) -> list[dict[str, Any]]:
     return json.loads(file.read_text()) if file.is_file() else []
 
@@ -360,7 +398,7 @@ def unpack(prefix: Path, runs: Path) -> None:
         tar.extractall(runs, new, filter="data")
 
 
-def work(wanted: Sequence[Wanted], runs: Path, words: Sequence[str], until: float) -> int:
+def work(wanted: Sequence[Wanted], runs: Path, words: Sequence[str], until: float, whole: bool = False) -> int:
     """One cell after another, the first that is free, not done and has not failed; an exit code."""
     for one in wanted:
         if time.monotonic() > until:
@@ -371,6 +409,9 @@ def work(wanted: Sequence[Wanted], runs: Path, words: Sequence[str], until: floa
             if not mine or failed.exists() or is_done(cell, runs, one.seed):
                 continue
             began, watcher = time.monotonic(), Clocked(one.name, place_of(runs, "curves", one, cell), until)
+            if whole and began + estimated(cell) * pace(one, runs) > until:
+                print(f"  {one.name}: would take too long", flush=True)
+                continue
             try:
                 finish(cell.at(runs, one.seed), placement(words), watcher, among=runs / "-")
             except GOES_WRONG as error:
@@ -381,6 +422,8 @@ def work(wanted: Sequence[Wanted], runs: Path, words: Sequence[str], until: floa
                 print(f"{one.name}: failed: {reason(error)}", flush=True)
                 return 3  # a GPU may be lost to this process: another one goes on
             row = measured(one, cell, runs)
+            if whole:
+                note_pace(one, cell, runs, time.monotonic() - began)
             value = "no value" if row["value"] is None else f"{row['value']:.2f}"
             print(f"{one.name}: {value} in {time.monotonic() - began:.0f} s", flush=True)
             gc.collect()
@@ -390,11 +433,11 @@ def work(wanted: Sequence[Wanted], runs: Path, words: Sequence[str], until: floa
 
 
 def side_by_side(
-    command: Sequence[str], processes: int, until: float, often: Callable[[], Any], ways: Mapping[str, str]
+    commands: Sequence[Sequence[str]], until: float, often: Callable[[], Any], ways: Mapping[str, str]
 ) -> None:
-    """So many processes at the queue, a new one in the place of each that failed; results are collected in between."""
-    running: list[subprocess.Popen[bytes] | None] = [None] * processes
-    chances, looked = [4] * processes, time.monotonic()
+    """A process for each command, a new one in the place of each that failed; results are collected in between."""
+    running: list[subprocess.Popen[bytes] | None] = [None] * len(commands)
+    chances, looked = [4] * len(commands), time.monotonic()
     try:
         while (now := time.monotonic()) < until + GRACE:
             for place, process in enumerate(running):
@@ -405,7 +448,7 @@ def side_by_side(
                 if running[place] is None and chances[place] and now < until:
                     left = ["--minutes", f"{(until - now) / 60:.3f}"] if until < math.inf else []
                     environment = {**os.environ, **ways}
-                    running[place] = subprocess.Popen([*command, *left], stdin=subprocess.PIPE, env=environment)
+                    running[place] = subprocess.Popen([*commands[place], *left], stdin=subprocess.PIPE, env=environment)
             if not any(running):
                 break
             if now - looked > EVERY:
@@ -423,7 +466,8 @@ def main() -> None:
     parser.add_argument("--papers", nargs="+", choices=PAPERS, default=[*PAPERS], help="in this order")
     parser.add_argument("--runs", type=Path, default=Path("runs/evidence"), help="where the runs lie")
     parser.add_argument("--minutes", type=float, default=math.inf, help="save and stop after these")
-    parser.add_argument("--processes", type=int, default=1, help="cells side by side")
+    parser.add_argument("--processes", type=int, nargs="+", default=[1], help="cells side by side; or of each paper")
+    parser.add_argument("--whole", action="store_true", help="begin only what should end in time")
     parser.add_argument("--required", action="store_true", help="without the cells that are optional")
     parser.add_argument("--only", action="append", help="cells whose name has this text; may be repeated")
     parser.add_argument("--but", type=Path, metavar="FILE", help="without the cells that this JSON file has")
@@ -432,9 +476,12 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="results, while cells are run")
     parser.add_argument("--state", type=Path, metavar="PREFIX", help="begun cells from here and to here")
     parser.add_argument("--collect", type=Path, metavar="FILE", help="add what is done to this JSON file, and stop")
+    parser.add_argument("--merge", type=Path, nargs="+", default=[], metavar="FILE", help="collect from these as well")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("words", nargs="*", help="over all cells, such as device=cuda")
     asked = parser.parse_intermixed_args()
+    if len(asked.processes) not in (1, len(asked.papers)):
+        parser.error(f"--processes: one number, or one for each of {len(asked.papers)} papers")
     until = time.monotonic() + 60 * asked.minutes
     wanted = [one for one in queue(asked.papers) if any(text in one.name for text in asked.only or [""])]
     wanted = [one for one in wanted if one.required or not asked.required]
@@ -443,10 +490,11 @@ def main() -> None:
         wanted = [one for one in wanted if one.key not in known]
     if asked.worker:
         threading.Thread(target=_end_with_the_lead, daemon=True).start()
-        sys.exit(work(wanted, asked.runs, asked.words, until))
+        sys.exit(work(wanted, asked.runs, asked.words, until, asked.whole))
     if asked.list:
         listed(wanted, asked.runs, asked.words, asked.estimate)
     elif asked.collect:
+        merge(asked.collect, asked.merge)
         print(f"{len(collected(asked.collect, wanted, asked.runs, asked.words))} cells in {asked.collect}")
     else:
         lead(asked, wanted, until)
@@ -470,18 +518,26 @@ def lead(asked: argparse.Namespace, wanted: Sequence[Wanted], until: float) -> N
         if asked.json:
             collected(asked.json, wanted, asked.runs, asked.words)
 
-    command = [sys.executable, __file__, "--worker", "--papers", *asked.papers, "--runs", str(asked.runs)]
+    command = [sys.executable, __file__, "--worker", "--runs", str(asked.runs)]
     command += [word for text in asked.only or () for word in ("--only", text)] + ["--required"] * asked.required
-    command += ["--but", str(asked.but)] * bool(asked.but) + asked.words
+    command += ["--but", str(asked.but)] * bool(asked.but) + ["--whole"] * asked.whole + asked.words
+    commands = [[*command, "--papers", *papers] for papers in turns(asked.papers, asked.processes)]
     try:
-        with shared_gpu(asked.processes > 1 and torch.cuda.is_available()) as ways:
-            side_by_side(command, asked.processes, until, often, ways)
+        with shared_gpu(len(commands) > 1 and torch.cuda.is_available()) as ways:
+            side_by_side(commands, until, often, ways)
     finally:
         often()
         if asked.state:
             pack(asked.state, wanted, asked.runs, asked.words)
     done = sum(is_done(cell_of(one, asked.words), asked.runs, one.seed) for one in wanted)
     print(f"{done} of {len(wanted)} cells are done", flush=True)
+
+
+def turns(papers: Sequence[str], processes: Sequence[int]) -> list[list[str]]:
+    """For each process the papers in its order: one number shares them all, several are those that begin with each."""
+    if len(processes) == 1:
+        return [[*papers]] * processes[0]
+    return [[*papers[at:], *papers[:at]] for at, count in enumerate(processes) for _ in range(count)]
 
 
 def listed(wanted: Sequence[Wanted], runs: Path, words: Sequence[str], estimate: bool) -> None:

@@ -60,3 +60,35 @@ def test_a_cut_cell_has_its_curve_and_goes_on_elsewhere(evidence, tmp_path):
     (whole,) = evidence.collected(file, [one], there, WORDS)
     assert [at for at, _ in whole["curve"]] == [1, 2, 3, 4] and whole["curve"][:3] == row["curve"]
     assert json.loads(file.with_name("e_begun.json").read_text()) == []
+
+
+def test_only_what_should_end_in_time_begins(evidence, tmp_path, monkeypatch, capsys):
+    ditto, local = (next(one for one in evidence.queue(["pse"]) if one.row == row) for row in ("ditto", "local"))
+    monkeypatch.setattr(evidence, "estimated", lambda cell: 100.0)
+    evidence.note_pace(ditto, evidence.cell_of(ditto, WORDS), tmp_path, 300.0)
+    evidence.note_pace(local, evidence.cell_of(local, WORDS), tmp_path, 50.0)
+    other = evidence.queue(["spatl"])[0]
+    assert [evidence.pace(one, tmp_path) for one in (ditto, local, other)] == [3.0, 0.5, 1.0]
+    monkeypatch.setattr(evidence.time, "monotonic", lambda: 1000.0)
+    assert evidence.work([ditto], tmp_path, WORDS, until=1250.0, whole=True) == 0  # 300 s, and 250 are left
+    assert "would take too long" in capsys.readouterr().out
+    monkeypatch.undo()
+    assert not evidence.is_done(evidence.cell_of(ditto, WORDS), tmp_path, ditto.seed)
+    assert evidence.work([local], tmp_path, WORDS, until=float("inf"), whole=True) == 0
+    assert evidence.is_done(evidence.cell_of(local, WORDS), tmp_path, local.seed)
+
+
+def test_processes_begin_with_a_paper_each(evidence):
+    assert evidence.turns(["a", "b"], [2]) == [["a", "b"]] * 2
+    assert evidence.turns(["a", "b", "c"], [1, 2, 0]) == [["a", "b", "c"], ["b", "c", "a"], ["b", "c", "a"]]
+
+
+def test_results_of_another_machine_are_added_once(evidence, tmp_path):
+    def row(seed, value):
+        return {"table": "t", "row": "r", "column": "c", "over": [], "seed": seed, "value": value}
+
+    here, there = tmp_path / "here.json", tmp_path / "there.json"
+    here.write_text(json.dumps([row(0, 1.0)]))
+    there.write_text(json.dumps([row(0, 2.0), row(1, 3.0)]))
+    evidence.merge(here, [there])
+    assert json.loads(here.read_text()) == [row(0, 1.0), row(1, 3.0)]
