@@ -3,6 +3,7 @@
     python benchmarks/evidence.py --list --estimate --but results/data/evidence.json     # what waits, and how long
     python benchmarks/evidence.py --minutes 9 --processes 3 --runs DIR --json FILE --state DIR/state device=cuda
     python benchmarks/evidence.py --papers spatl pse --processes 6 6 --whole --minutes 25 --runs DIR device=cuda
+    python benchmarks/evidence.py --only "pse cifar10/" --only pse/ablations --processes 8 --runs DIR device=cuda
     python benchmarks/evidence.py --runs DIR --collect results/data/evidence.json
     python benchmarks/evidence.py --merge FILE --collect results/data/evidence.json     # of another machine
 
@@ -15,7 +16,8 @@ no cell begins that would be cut: what cells here took, beside what was estimate
 FILE has what is done, and is written every few seconds. Beside it, FILE_begun.json has the curves of cells that are
 under way or were cut, with the round that they reached. `--state PREFIX` keeps begun cells for another machine: the
 newest checkpoint of each, in files of 15 MiB; the same option puts them back. Cells whose clients remember much are too
-large for that: they should end where they began. Required cells come first; `--required` leaves the others out.
+large for that: they should end where they began. Required cells come first; `--required` leaves the others out. With
+`--only` cells come in the order of these texts: name the longest first, or one of them runs alone in the end.
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ from fedlens.league.budget import trained
 from fedlens.papers.registry import reproducible
 from fedlens.runs.folder import RunFolder
 from fedlens.runs.grid import Cell, Grid, is_done, placement
+from fedlens.runs.opened import OpenedRun
 from fedlens.runs.read import evaluations, rounds_of
 from fedlens.simulate.finish import GOES_WRONG, finish, reason
 from fedlens.simulate.recorder import STOP, Nobody, Progress
@@ -126,9 +129,13 @@ def _pse() -> Iterator[Wanted]:
             yield from (Wanted("pse/table2", row, column, seed=seed) for row in rows)
     for seed in (0, 1):  # figure 2a
         yield from _optional(Wanted("pse/ablations", row, "fashion_mnist/3", seed=seed) for row in ("v1", "v2", "v3"))
+    some = ("pse", "fedavg+ft", "fedrep")
     for seed in (0, 1):  # figure 3a
-        some = ("pse", "fedavg+ft", "fedrep")
         yield from _optional(Wanted("pse/table2", row, "fashion_mnist/4", seed=seed) for row in some)
+    for seed in (0, 1):  # tables 1 and 3, the column that both have
+        joint = "fashion_gray_colour/3"
+        yield from _optional(Wanted("pse/table1", row, joint, seed=seed) for row in some)
+        yield from _optional(Wanted("pse/table3", row, joint, seed=seed) for row in ("gradcam++", "scorecam"))
 
 
 def _fedsls() -> Iterator[Wanted]:
@@ -148,6 +155,12 @@ def queue(papers: Sequence[str]) -> list[Wanted]:
     """Every run that is wanted, once, the most needed first."""
     found = dict.fromkeys(one for paper in papers for one in PAPERS[paper]())
     return sorted(found, key=lambda one: not one.required)
+
+
+def chosen(wanted: Sequence[Wanted], texts: Sequence[str]) -> list[Wanted]:
+    """Those whose names have one of these texts, in the order of the texts."""
+    places = {one: next((at for at, text in enumerate(texts) if text in one.name), -1) for one in wanted}
+    return sorted((one for one in wanted if places[one] >= 0), key=places.__getitem__)
 
 
 @cache
@@ -179,12 +192,21 @@ def estimated(cell: Cell) -> float:
 
 
 def pace(one: Wanted, runs: Path) -> float:
-    """Seconds that cells of this kind took here, as a multiple of what was estimated; of its own row where one did."""
+    """Seconds that cells of this kind took here, as a multiple of what was estimated.
+
+    Of its own row where one has run; else of its row in other tables, of its table, of its paper.
+    """
     file = runs / ".pace"
     lines = file.read_text().splitlines() if file.is_file() else []
-    known = [line for text in lines if (line := _line(text)) and line[0] == one.grid]
-    own = [ratio for _, row, ratio in known if row == one.row]
-    return max(own or [ratio for *_, ratio in known], default=1.0)
+    known = [line for text in lines if (line := _line(text)) and _paper(line[0]) == _paper(one.grid)]
+    own = [ratio for grid, row, ratio in known if (grid, row) == (one.grid, one.row)]
+    like = [ratio for _, row, ratio in known if row == one.row]
+    table = [ratio for grid, _, ratio in known if grid == one.grid]
+    return max(own or like or table or [ratio for *_, ratio in known], default=1.0)
+
+
+def _paper(grid: str) -> str:
+    return grid.partition("/")[0]
 
 
 def note_pace(one: Wanted, cell: Cell, runs: Path, seconds: float) -> None:
@@ -230,7 +252,14 @@ def held(path: Path) -> Iterator[bool]:
 
 
 def measured(one: Wanted, cell: Cell, out: Path) -> dict[str, Any]:
-    """What is kept of a finished run."""
+    """What is kept of a finished run; found out once, as some of it takes seconds."""
+    file = place_of(out, "rows", one, cell)
+    if not file.is_file():
+        write_atomic(file, json.dumps(_measured(one, cell, out)).encode())
+    return json.loads(file.read_text())
+
+
+def _measured(one: Wanted, cell: Cell, out: Path) -> dict[str, Any]:
     folder = RunFolder(cell.folder(out, one.seed))
     result, card, experiment = folder.result() or {}, folder.passport(), config.read(folder.config)
     metrics = folder.metrics()
@@ -262,9 +291,15 @@ def measured(one: Wanted, cell: Cell, out: Path) -> dict[str, Any]:
         "each_client": each,  # in the last round
         "curve": [[at, value] for at, (_, value) in curve.items()],
         "client_curves": means,  # by rounds of the run, as the table of metrics has them
+        "losses": losses(folder) if experiment.execution.keep else {},
         "machine": f"{card['device_name']}, {card['precision']}",
         "code": card.get("code"),
     }
+
+
+def losses(folder: RunFolder) -> dict[int, float]:
+    """On training images, by rounds of training whose checkpoints were kept."""
+    return {at: round(loss, 5) for at, loss in OpenedRun.open(folder.path).training_losses().items()}
 
 
 def place_of(runs: Path, kind: str, one: Wanted, cell: Cell) -> Path:
@@ -306,15 +341,21 @@ def _line(text: str) -> Any:
         return None
 
 
-def collected(file: Path, wanted: Sequence[Wanted], runs: Path, words: Sequence[str]) -> list[dict[str, Any]]:
-    """What the file has and what the runs add, in the order of the queue; written back."""
+def collected(
+    file: Path, wanted: Sequence[Wanted], runs: Path, words: Sequence[str], *, ready: bool = False
+) -> list[dict[str, Any]]:
+    """What the file has and what the runs add, in the order of the queue; written back.
+
+    `ready`: a cell whose process has not measured it yet is left to that process.
+    """
     part = file.with_name(f"{file.stem}_begun.json")
     known, cut = ({_key(row): row for row in _rows(each)} for each in (file, part))
     before = set(known), {key: row["reached"] for key, row in cut.items()}
     for one in wanted:
         cell = cell_of(one, words)
         if one.key not in known and is_done(cell, runs, one.seed):
-            known[one.key] = measured(one, cell, runs)
+            if not ready or place_of(runs, "rows", one, cell).is_file():
+                known[one.key] = measured(one, cell, runs)
             continue
         row = begun(one, cell, runs) if one.key not in known else None
         if row is not None and row["reached"] >= cut.get(one.key, row)["reached"]:
@@ -469,7 +510,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, nargs="+", default=[1], help="cells side by side; or of each paper")
     parser.add_argument("--whole", action="store_true", help="begin only what should end in time")
     parser.add_argument("--required", action="store_true", help="without the cells that are optional")
-    parser.add_argument("--only", action="append", help="cells whose name has this text; may be repeated")
+    parser.add_argument("--only", action="append", help="cells whose name has this text; repeated: in this order")
     parser.add_argument("--but", type=Path, metavar="FILE", help="without the cells that this JSON file has")
     parser.add_argument("--list", action="store_true", help="say what would be run")
     parser.add_argument("--estimate", action="store_true", help="and about how many seconds it takes on one H200")
@@ -483,7 +524,7 @@ def main() -> None:
     if len(asked.processes) not in (1, len(asked.papers)):
         parser.error(f"--processes: one number, or one for each of {len(asked.papers)} papers")
     until = time.monotonic() + 60 * asked.minutes
-    wanted = [one for one in queue(asked.papers) if any(text in one.name for text in asked.only or [""])]
+    wanted = chosen(queue(asked.papers), asked.only or [""])
     wanted = [one for one in wanted if one.required or not asked.required]
     if asked.but:
         known = {_key(row) for row in _rows(asked.but)}
@@ -514,9 +555,9 @@ def lead(asked: argparse.Namespace, wanted: Sequence[Wanted], until: float) -> N
     for failed in (asked.runs / ".failed").glob("*"):
         failed.unlink()  # another try
 
-    def often() -> None:
+    def often(ready: bool = True) -> None:
         if asked.json:
-            collected(asked.json, wanted, asked.runs, asked.words)
+            collected(asked.json, wanted, asked.runs, asked.words, ready=ready)
 
     command = [sys.executable, __file__, "--worker", "--runs", str(asked.runs)]
     command += [word for text in asked.only or () for word in ("--only", text)] + ["--required"] * asked.required
@@ -526,7 +567,7 @@ def lead(asked: argparse.Namespace, wanted: Sequence[Wanted], until: float) -> N
         with shared_gpu(len(commands) > 1 and torch.cuda.is_available()) as ways:
             side_by_side(commands, until, often, ways)
     finally:
-        often()
+        often(ready=False)
         if asked.state:
             pack(asked.state, wanted, asked.runs, asked.words)
     done = sum(is_done(cell_of(one, asked.words), asked.runs, one.seed) for one in wanted)
