@@ -1,6 +1,7 @@
 """Kernels and milliseconds of a local step, method by method, and what FedXDS's exchange costs beside an epoch.
 
     python benchmarks/steps.py --json steps.json           # on a GPU: about a minute, compiled ones another
+    python benchmarks/steps.py --precision tf32            # without the casts of bfloat16
     python benchmarks/steps.py --device cpu --quick
 
 Kernels and device milliseconds are those of one client alone, counted by the profiler in recorded steps. On a CPU the
@@ -34,6 +35,7 @@ from fedlens.core.algorithm import Recipe, Stage
 from fedlens.core.cohort import Everyone
 from fedlens.core.files import write_atomic
 from fedlens.core.ledger import Ledger
+from fedlens.core.network import Precision
 from fedlens.core.optimizer import Sgd
 from fedlens.core.run import run
 from fedlens.engines.lanes import Lane, Lanes
@@ -45,6 +47,7 @@ from fedlens.runs.folder import RunFolder
 PSE_WORK = Work("pse_net, batch 10", MODELS["pse_net"](), 20, 50, 10)
 SPATL_WORK = Work("resnet20, batch 64", MODELS["resnet20"](), 10, 20, 64)
 SHARED = Work("resnet8, 50,000 images", MODELS["resnet8"](), 10, 78, 64)
+PRECISION: dict[str, Precision] = {"cuda": "bf16", "cpu": "fp32"}
 METHODS: tuple[tuple[Work, dict[str, Recipe]], ...] = (
     (
         PSE_WORK,
@@ -64,7 +67,7 @@ def plan_of(work: Work, rounds: int) -> Stage:
 
 
 def engine_of(work: Work, device: str, compile: bool) -> Lanes:
-    net, federation = parts(work, "bf16" if device == "cuda" else "fp32", device)
+    net, federation = parts(work, PRECISION[device], device)
     net.compile = compile
     return Lanes(net, federation)
 
@@ -210,8 +213,10 @@ def main() -> None:
     options.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     options.add_argument("--compile", action="store_true", help="every method compiled, too")
     options.add_argument("--quick", action="store_true", help="seconds: a look, no measurement")
+    options.add_argument("--precision", choices=["bf16", "tf32", "fp32"], default="bf16", help="on a GPU")
     options.add_argument("--json", type=Path)
     asked = options.parse_args()
+    PRECISION["cuda"] = asked.precision
     needed.gpu(device := asked.device)
     found: dict[str, Any] = {"torch": torch.__version__, "steps": [], "exchange": None}
     if asked.json and asked.json.is_file():
@@ -221,7 +226,7 @@ def main() -> None:
         if asked.json:
             write_atomic(asked.json, json.dumps(found, indent=1).encode())
 
-    with threads(1), matmuls("bf16" if device == "cuda" else "fp32"):
+    with threads(1), matmuls(PRECISION[device]):
         for compile in (False, True) if asked.compile else (False,):
             for row in steps(device, asked.quick, compile, [*found["steps"]]):
                 found["steps"].append(row)

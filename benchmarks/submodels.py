@@ -1,12 +1,17 @@
 """What is left at one client of a network without a fifth of its operations: by selector, and by what is done then.
 
     FEDLENS_DATA=... python benchmarks/submodels.py --seed 1            # a ResNet-20, about seven minutes of one core
+    FEDLENS_DATA=... python benchmarks/submodels.py --paper --seed 1 --json results/data/submodels.json    # 20 minutes
 
 The client has 4,000 images of CIFAR-10, its classes drawn from Dirichlet 0.25, and 1,000 test images of the same mix;
 its network trains for 11 epochs. Columns: operations and parameters that are left; accuracy as it is cut out; with the
 statistics of its norms taken anew over the client's images; after one epoch more. "silenced": filters that were not
 kept are zero although the sub-model computes their channel. The agent has 70 episodes; "spend": what it takes beyond
 the budget is given back; "settle": it judges sub-models with norms of their own.
+
+`--paper`: agents search as the paper's do, 40 updates of 20 episodes each, and rewards are of 1,000 images that the
+client keeps back; all rows as sub-models are computed. Only those of one seed are rows to compare: they choose on the
+same model. `--json` adds them to a file, with the mean reward of every update.
 
 Two seeds, one thread of an x86 CPU (whole networks 89.6 and 86.5; after one epoch more 89.6 and 85.1), norms anew:
   uniform, silenced 87.4 and 79.8; as it is computed 88.2 and 84.3
@@ -21,6 +26,7 @@ import copy
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,8 +35,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedlens.core.errors import BadInput
+from fedlens.core.files import write_atomic
 from fedlens.core.network import Network
-from fedlens.core.rng import seeded
+from fedlens.core.rng import key, seeded
 from fedlens.core.tree import Tree
 from fedlens.data import DATASETS
 from fedlens.models import model_named
@@ -39,6 +46,7 @@ from fedlens.selection.pruning import Choice, Costs, Kept, ranked, settled, slic
 from fedlens.selection.search import search
 
 BATCH, SETTLING, JUDGED = 64, 256, 200
+UPDATES, EPISODES = 40, 20  # of the paper's search; it begins to converge at so many updates (section 4.6)
 
 
 def main() -> None:
@@ -49,11 +57,14 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=4000)
     parser.add_argument("--epochs", type=int, nargs=2, default=(8, 3), help="at lr 0.02, then at 0.005")
     parser.add_argument("--episodes", type=int, nargs=2, default=(30, 10), help="of the first search and of four more")
+    parser.add_argument("--paper", action="store_true", help="the paper's search, on images that are kept back")
+    parser.add_argument("--updates", type=int, default=UPDATES, help="of the paper's search")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="add the rows to this file")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(asked.seed)
     try:
-        mine, test = client(asked.data, asked.seed, asked.images)
+        mine, kept_back, test = client(asked.data, asked.seed, asked.images, asked.images // 4 if asked.paper else 0)
     except BadInput as error:
         print(error, file=sys.stderr)
         sys.exit(2)
@@ -63,12 +74,17 @@ def main() -> None:
         trained(net.module, mine, epochs, rate)
     whole = accuracy(net.module, test)
     later = accuracy(trained(copy.deepcopy(net.module), mine, 1, 0.005), test)
-    print(json.dumps({"model": asked.model, "whole": whole, "after an epoch": later}), flush=True)
+    about = {"model": asked.model, "seed": asked.seed, "paper": asked.paper}
+    tell({**about, "choice": "whole", "cut out": whole, "after an epoch": later}, asked.json)
     weights = net.initial_weights()
     costs = Costs.of(net, mine[0][:1])
     layers = tuple(costs.graph.layers)
     choice = Choice(costs, layers, ranked(layers, weights))
-    for name, kept in chosen(net, weights, choice, mine, asked.seed, asked.episodes):
+    if asked.paper:
+        searched = by_paper(net, weights, choice, mine, kept_back, asked.seed, asked.updates)
+    else:
+        searched = ((*pair, {}) for pair in chosen(net, weights, choice, mine, asked.seed, asked.episodes))
+    for name, kept, more in searched:
         raw, anew = sliced(net, weights, kept), settled(sliced(net, weights, kept), mine[0].split(BATCH))
         row = {
             "flops": costs.size("flops", kept),
@@ -77,10 +93,21 @@ def main() -> None:
             "norms anew": accuracy(anew, test),
             "after an epoch": accuracy(trained(anew, mine, 1, 0.005), test),
         }
-        print(json.dumps({"choice": name, **{key: round(value, 3) for key, value in row.items()}}), flush=True)
+        tell({**about, "choice": name, **{key: round(value, 3) for key, value in row.items()}, **more}, asked.json)
 
 
-def client(name: str, seed: int, images: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def tell(row: dict[str, Any], file: Path | None) -> None:
+    """Print a row, and put it into the file in the place of an earlier one of the same choice."""
+    print(json.dumps({key: value for key, value in row.items() if key != "rewards"}), flush=True)
+    if file is not None:
+        names = "model", "seed", "paper", "choice"
+        rows = json.loads(file.read_text()) if file.is_file() else []
+        rows = [*(one for one in rows if [one[k] for k in names] != [row[k] for k in names]), row]
+        write_atomic(file, ("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n").encode())
+
+
+def client(name: str, seed: int, images: int, kept_back: int) -> list[tuple[Tensor, Tensor]]:
+    """What it trains on, what it keeps back for rewards, and its test images."""
     data, draw = DATASETS[name]().load(), np.random.default_rng(seed)
     mix = draw.dirichlet([0.25] * 10)
 
@@ -91,7 +118,10 @@ def client(name: str, seed: int, images: int) -> tuple[tuple[Tensor, Tensor], tu
         rows = among[np.concatenate([draw.choice(r, n, replace=False) for r, n in zip(of_class, sizes, strict=True)])]
         return (data.x[rows].float() / 255 - 0.47) / 0.25, data.y[rows]
 
-    return part(data.train, images), part(data.test, images // 4)
+    whole, test = part(data.train, images + kept_back), part(data.test, images // 4)
+    order = draw.permutation(len(whole[1])) if kept_back else np.arange(len(whole[1]))
+    mine, held = order[: len(order) - kept_back], order[len(order) - kept_back :]
+    return [(whole[0][mine], whole[1][mine]), (whole[0][held], whole[1][held]), test]
 
 
 def trained(module: Any, mine: tuple[Tensor, Tensor], epochs: int, rate: float) -> Any:
@@ -107,7 +137,9 @@ def trained(module: Any, mine: tuple[Tensor, Tensor], epochs: int, rate: float) 
 
 @torch.no_grad()
 def accuracy(module: nn.Module, test: tuple[Tensor, Tensor]) -> float:
-    right = [(module(x).argmax(1) == y).sum() for x, y in zip(test[0].split(500), test[1].split(500), strict=True)]
+    module = module.to(memory_format=torch.channels_last)  # with small batches twice as fast as images of one plane
+    parts = zip(test[0].split(50), test[1].split(50), strict=True)
+    right = [(module(x.contiguous(memory_format=torch.channels_last)).argmax(1) == y).sum() for x, y in parts]
     return 100 * int(torch.stack(right).sum()) / len(test[1])
 
 
@@ -124,22 +156,47 @@ def chosen(net: Network, weights: Tree, choice: Choice, mine: Any, seed: int, ep
         (False, True, False),
         (False, True, True),
     ):
-
-        def judge(tried: Sequence[Kept], silenced=silenced, settle=settle) -> list[float]:
-            found = []
-            for kept in tried:
-                module = sliced(net, weights, kept if silenced else costs.computed(kept))
-                if settle:
-                    settled(module, [mine[0][:: -(-len(mine[1]) // SETTLING)]])
-                found.append(accuracy(module, (mine[0][rows], mine[1][rows])) / 100)
-            return found
-
+        judge = judged(net, weights, costs, mine, (mine[0][rows], mine[1][rows]), silenced, settle)
         one = Choice(costs, choice.layers, choice.order, spend=spend)
         found = search(seen, first_agent(seed, seen), one, judge, episodes[0], seed)
         for more in range(1, 5):
             found = search(seen, found.agent, one, judge, episodes[1], seed + more)
         words = [word for word, on in (("silenced", silenced), ("spend", spend), ("settle", settle)) if on]
         yield ", ".join(["agent", *words]), found.kept if silenced else costs.computed(found.kept)
+
+
+def judged(net: Network, weights: Tree, costs: Costs, mine: Any, images: Any, silenced: bool, settle: bool):
+    """What rewards are: the accuracy of each sub-model on these images."""
+
+    def judge(tried: Sequence[Kept]) -> list[float]:
+        found = []
+        for kept in tried:
+            module = sliced(net, weights, kept if silenced else costs.computed(kept))
+            if settle:
+                settled(module, [mine[0][:: -(-len(mine[1]) // SETTLING)]])
+            found.append(accuracy(module, images) / 100)
+        return found
+
+    return judge
+
+
+def by_paper(net: Network, weights: Tree, choice: Choice, mine: Any, images: Any, seed: int, updates: int):
+    """(name, filters, rewards): two rules, the paper's agent, and one with both settings of the preset `smaller`.
+
+    An agent's filters are those of its last search, as in a federation.
+    """
+    costs, seen = choice.costs, situation(choice.costs, choice.layers)
+    yield "uniform", costs.computed(choice.uniform()), {}
+    yield "by norm", costs.computed(choice.by_norm(weights)), {}
+    for name, both in (("agent", False), ("agent, spend, settle", True)):
+        judge = judged(net, weights, costs, mine, images, False, both)
+        one, agent, rewards = Choice(costs, choice.layers, choice.order, spend=both), first_agent(seed, seen), []
+        kept: Kept = {}
+        for update in range(updates):
+            found = search(seen, agent, one, judge, EPISODES, key(seed, "search", update))
+            agent, kept = found.agent, found.kept
+            rewards.append(round(found.reward, 2))
+        yield name, costs.computed(kept), {"rewards": rewards}
 
 
 if __name__ == "__main__":

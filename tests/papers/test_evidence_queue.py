@@ -31,6 +31,15 @@ def test_what_is_required_comes_first(evidence):
     assert sum(name.startswith("spatl") for name in needed) == 2 * (6 + 4)
 
 
+def test_named_cells_come_in_the_order_of_their_texts(evidence):
+    cells = evidence.chosen(evidence.queue(["pse"]), ["pse/ablations v2", "pse cifar10/", "pse/ablations"])
+    rows = [(one.grid.partition("/")[2], one.row) for one in cells]
+    assert rows[:6] == [("ablations", "v2")] * 2 + [("table2", "pse")] * 4
+    assert {row for _, row in rows[6:]} == {"v1", "v3"}
+    every = evidence.queue(["pse"])
+    assert evidence.chosen(every, [""]) == every
+
+
 def test_a_cut_cell_has_its_curve_and_goes_on_elsewhere(evidence, tmp_path):
     one = next(cell for cell in evidence.queue(["pse"]) if cell.row == "ditto")
     here, there, file = tmp_path / "here", tmp_path / "there", tmp_path / "e.json"
@@ -67,8 +76,10 @@ def test_only_what_should_end_in_time_begins(evidence, tmp_path, monkeypatch, ca
     monkeypatch.setattr(evidence, "estimated", lambda cell: 100.0)
     evidence.note_pace(ditto, evidence.cell_of(ditto, WORDS), tmp_path, 300.0)
     evidence.note_pace(local, evidence.cell_of(local, WORDS), tmp_path, 50.0)
-    other = evidence.queue(["spatl"])[0]
-    assert [evidence.pace(one, tmp_path) for one in (ditto, local, other)] == [3.0, 0.5, 1.0]
+    other, elsewhere = evidence.queue(["spatl"])[0], evidence.Wanted("pse/table1", "local", "fashion_gray_colour/3")
+    unlike = evidence.Wanted("pse/table1", "pse", "fashion_gray_colour/3")
+    found = [evidence.pace(one, tmp_path) for one in (ditto, local, other, elsewhere, unlike)]
+    assert found == [3.0, 0.5, 1.0, 0.5, 3.0]  # its own, none of its paper, its row in another table, its paper
     monkeypatch.setattr(evidence.time, "monotonic", lambda: 1000.0)
     assert evidence.work([ditto], tmp_path, WORDS, until=1250.0, whole=True) == 0  # 300 s, and 250 are left
     assert "would take too long" in capsys.readouterr().out
@@ -92,3 +103,14 @@ def test_results_of_another_machine_are_added_once(evidence, tmp_path):
     there.write_text(json.dumps([row(0, 2.0), row(1, 3.0)]))
     evidence.merge(here, [there])
     assert json.loads(here.read_text()) == [row(0, 1.0), row(1, 3.0)]
+
+
+def test_losses_are_kept_and_a_cell_is_measured_once(evidence, tmp_path, monkeypatch):
+    local = next(one for one in evidence.queue(["pse"]) if one.row == "local")
+    words, file = (*WORDS, "keep=2"), tmp_path / "e.json"
+    assert evidence.work([local], tmp_path, words, until=float("inf")) == 0
+    monkeypatch.setattr(evidence, "_measured", lambda *_: pytest.fail("measured again"))
+    (row,) = evidence.collected(file, [local], tmp_path, words, ready=True)
+    assert [int(at) for at in row["losses"]] == [2, 3, 4] and row["losses"]["4"] < row["losses"]["2"]
+    evidence.place_of(tmp_path, "rows", local, evidence.cell_of(local, words)).unlink()
+    assert evidence.collected(tmp_path / "other.json", [local], tmp_path, words, ready=True) == []  # its process does
