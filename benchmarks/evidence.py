@@ -132,6 +132,9 @@ def _pse() -> Iterator[Wanted]:
     some = ("pse", "fedavg+ft", "fedrep")
     for seed in (0, 1):  # figure 3a
         yield from _optional(Wanted("pse/table2", row, "fashion_mnist/4", seed=seed) for row in some)
+    for seed in (0, 1):  # the other reading of equation 6: places attend to each other
+        both = (Wanted("pse/table2", row, "fashion_mnist/3", ("model.tokens=spatial",), seed) for row in some[:2])
+        yield from _optional(both)
     for seed in (0, 1):  # tables 1 and 3, the column that both have
         joint = "fashion_gray_colour/3"
         yield from _optional(Wanted("pse/table1", row, joint, seed=seed) for row in some)

@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from statistics import pstdev
 from typing import Any
 
 from fedlens import config
+from fedlens.papers.pse.tables import FAIRNESS
 from fedlens.papers.registry import reproducible
-from fedlens.plots.style import COLOURS, caption, pyplot, save
+from fedlens.plots.style import COLOURS, caption, colour_of, dash_of, pyplot, save
 from fedlens.runs.grid import Grid
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
@@ -55,13 +57,61 @@ def settings() -> Any:
     return figure
 
 
-def evidence(table: str) -> Numbers:
+def cells(table: str) -> list[dict[str, Any]]:
     """Runs at a paper's own protocol."""
+    every = json.loads((RESULTS / "data" / "evidence.json").read_text("utf-8"))
+    return [cell for cell in every if cell["table"] == table and not cell["over"]]
+
+
+def evidence(table: str) -> Numbers:
     found: Numbers = {}
-    for row in json.loads((RESULTS / "data" / "evidence.json").read_text("utf-8")):
-        if row["table"] == table and not row["over"]:
-            found.setdefault(row["column"], {}).setdefault(row["row"], []).append(row["value"])
+    for cell in cells(table):
+        found.setdefault(cell["column"], {}).setdefault(cell["row"], []).append(cell["value"])
     return found
+
+
+def protocol() -> Any:
+    """FedXDS's table 1 at its own protocol: the curve of each row's seed 0, and where the paper's ends."""
+    grid, column = paper("fedxds/table1"), "cifar10/K10/0.1"
+    found = {one["row"]: one for one in cells("fedxds/table1") if one["column"] == column and not one["seed"]}
+    ends = {row: 100 * one["accuracy_last"] for row, one in found.items()}
+    figure, axis = pyplot().subplots(figsize=(7.5, 3.8))
+    for row in sorted(found, key=ends.__getitem__, reverse=True):
+        name, method = ROWS.get(row, (row, row))
+        colour, values = colour_of(method), [100 * value for _, value in found[row]["curve"]]
+        rounds = [at for at, _ in found[row]["curve"]]
+        means = [sum(values[at - SMOOTH : at]) / SMOOTH for at in range(SMOOTH, len(values) + 1)]
+        axis.plot(rounds, values, color=colour, linewidth=0.6, alpha=0.3)
+        line = {"color": colour, "linestyle": dash_of(method)}
+        axis.plot(rounds[SMOOTH - 1 :], means, linewidth=2, label=f"{name}: {ends[row]:.1f}", **line)
+        axis.plot(rounds[-1] + 5, grid.paper[row, column].mean, "D", color=colour, markerfacecolor="white")
+    axis.set(xlabel="rounds of training", ylabel="accuracy, %", ylim=(0, 90), xlim=(0, None))
+    axis.legend(loc="lower right", title=f"mean of the last {SMOOTH} rounds, %")
+    caption(figure, f"Thick: mean of {SMOOTH} rounds. Diamonds: the end of each row in the paper's table 1.")
+    return figure
+
+
+def by_client() -> Any:
+    """PSE's figure 3a: a dot for each client's accuracy, and the deviation beside the paper's."""
+    column, order = "fashion_mnist/4", ("fedavg+ft", "fedrep", "pse")
+    runs = [one for one in cells("pse/table2") if one["column"] == column]
+    figure, axis = pyplot().subplots(figsize=(7.5, 3.2))
+    for at, (row, one) in enumerate((row, one) for row in order for one in runs if one["row"] == row):
+        each = one["each_client"][EVALUATED.get(row, "personal after")].values()
+        values = sorted(100 * value for value in each)
+        low = [value for value in values if value <= values[len(values) // 10 - 1]]
+        axis.plot(values, [at] * len(values), "|", color=colour_of(row), markersize=14, alpha=0.6)
+        axis.plot(sum(values) / len(values), at, "D", color=colour_of(row), markerfacecolor="white", zorder=3)
+        said = f"std {pstdev(values):.1f} (paper {FAIRNESS[row]:.1f}), worst tenth {sum(low) / len(low):.1f}"
+        axis.text(101, at, said, va="center", fontsize=8)
+        axis.axhline(at, color="#e6e6e6", linewidth=0.8, zorder=0)
+    axis.set_yticks(
+        range(len(runs)), [f"{row}, seed {one['seed']}" for row in order for one in runs if one["row"] == row]
+    )
+    axis.set(xlabel="accuracy of a client's model on its own test images, %", xlim=(None, 100.5))
+    axis.invert_yaxis()
+    caption(figure, "Fashion-MNIST, 100 clients of 4 classes each: a mark for each client, diamonds are means.")
+    return figure
 
 
 def labels() -> Any:
@@ -111,7 +161,12 @@ def views() -> Any:
 
 
 VIEWS = "gray", "colour", "edge"
-FIGURES = {"compose_settings": settings, "pse_table2": labels, "pse_views": views}
+SMOOTH = 10  # rounds that FedXDS's tables average
+ROWS = {"fedx_lrp": ("FedXDS, LRP", "fedxds"), "fedavg": ("FedAvg", "fedavg"), "feddyn": ("FedDyn", "feddyn")}
+ROWS |= {"scaffold": ("SCAFFOLD", "scaffold")}
+EVALUATED = {"fedavg+ft": "fine-tuned"}
+FIGURES = {"compose_settings": settings, "fedxds_protocol": protocol, "pse_fairness": by_client}
+FIGURES |= {"pse_table2": labels, "pse_views": views}
 
 
 def main() -> None:

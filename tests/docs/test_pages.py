@@ -66,9 +66,34 @@ def test_the_text_counts_refuted_claims_as_the_table_does(pages):
     text = (ROOT / "docs" / "papers.md").read_text("utf-8")
     counts = re.search(r"does not hold (\d+)", text)
     said = re.search(r"(\w+) claims do not hold: (\w+) by .*?, (\w+) by .*?, (\w+) by .*?, (\w+) by", text)
-    numbers = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+    numbers = (
+        "none",
+        "one",
+        "two",
+        "three",
+        "four",
+        "five",
+        "six",
+        "seven",
+        "eight",
+        "nine",
+        "ten",
+        "eleven",
+        "twelve",
+    )
     whole, *parts = (numbers.index(word.lower()) for word in said.groups())
     assert whole == sum(parts) == int(counts.group(1))
+
+
+@pytest.mark.parametrize("page", ["README.md", "CHANGELOG.md", "docs/papers.md"])
+def test_pages_count_verdicts_as_the_table_does(page):
+    table = re.search(r"(\d+) claims: holds (\d+), .*tested \d+\.", (ROOT / "docs/papers.md").read_text("utf-8"))
+    assert table is not None
+    text = " ".join((ROOT / page).read_text("utf-8").split())
+    verdicts = r"(\d+) hold partly, (\d+) were not confirmed, (\d+) do not hold, (\d+) were not tested"
+    said = re.search(rf"[Oo]f (\d+) claims (?:[^.:]* )?none was fully confirmed: {verdicts}", text)
+    assert said is not None and table.group(2) == "0"
+    assert [*said.groups()] == re.findall(r"\d+", table.group().replace("holds 0, ", ""))
 
 
 def test_what_is_no_verdict_is_refused(pages):
