@@ -100,10 +100,21 @@ def cells(name: str, known: Runs) -> str:
         return "Nothing was run at the paper's full protocol."
     head = ("row", "column", "rounds x epochs", "seeds", "ours, %", "global model (best round), %", "paper, %")
     lines = [line for *_, line in sorted(rows)]  # the best of a column first
-    machines = ", ".join(sorted({run["machine"] for found in known.values() for run in found}))
     ran = f"`python benchmarks/evidence.py --papers {name} --runs DIR device=cuda precision=bf16` runs them"
     more = "Curves, commands and seconds: [data/evidence.json](data/evidence.json)."
-    return f"{table(head, lines)}\n\n{ran}; {machines}. {more}"
+    return f"{table(head, lines)}\n\n{ran}; {machines(name, known)}. {more}"
+
+
+def machines(name: str, known: Runs) -> str:
+    """What a paper's cells ran on; of several machines each with its columns."""
+    columns: dict[str, list[str]] = {}
+    for (grid, _, column, *_), found in known.items():
+        if grid.partition("/")[0] == name:
+            for run in found:
+                columns.setdefault(run["machine"], []).append(column)
+    if len(columns) == 1:
+        return next(iter(columns))
+    return "; ".join(f"{machine}: {', '.join(dict.fromkeys(of))}" for machine, of in sorted(columns.items()))
 
 
 def _mean(found: Sequence[Mapping[str, Any]], key: str) -> float | None:

@@ -56,6 +56,15 @@ def test_stand_ins_never_stand_beside_a_papers_number(pages):
     assert pages.cells("pse", {name: [run(50.0)]}) == "Nothing was run at the paper's full protocol."
 
 
+def test_cells_name_the_machines_of_their_own_paper(pages):
+    here, there = ("fedsls/table1", "fedavg", "cifar10/0.05"), ("fedsls/table1", "fedavg", "cifar10/0.1")
+    other = ("pse/table2", "pse", "fashion_mnist/3")
+    known = {here: [run(50.0)], other: [run(90.0) | {"machine": "elsewhere"}]}
+    assert " runs them; a machine. Curves" in pages.cells("fedsls", known)
+    known[there] = [run(60.0) | {"machine": "CPU, fp32"}]
+    assert "; CPU, fp32: cifar10/0.1; a machine: cifar10/0.05. Curves" in pages.cells("fedsls", known)
+
+
 def test_verdicts_are_counted(pages):
     claims = {name: {"claims": [{"verdict": "holds"}, {"verdict": "not tested"}]} for name in "ab"}
     said = "4 claims: holds 2, holds partly 0, not confirmed 0, does not hold 0, not tested 2."
