@@ -31,6 +31,18 @@ def test_what_is_required_comes_first(evidence):
     assert sum(name.startswith("spatl") for name in needed) == 2 * (6 + 4)
 
 
+def test_equal_training_is_what_the_budget_counts(evidence):
+    def images(row, words=()):
+        one = evidence.Wanted("fedxds/table4", row, evidence.MAIN, words)
+        return evidence.trained(evidence.cell_of(one, ("data=mnist5k",)).experiment)
+
+    longer = next(one for one in evidence.queue(["fedxds"]) if one.words and one.row == "fedavg" and one.required)
+    assert images("fedavg", longer.words) == pytest.approx(images("fedavg+fedxds"), rel=0.01)
+    composed = evidence.queue(["compose"])
+    assert len(composed) == 18 and not any(one.required for one in composed)
+    assert len({round(images(one.row, one.words), -1) for one in composed if one.seed == 0}) == 1
+
+
 def test_named_cells_come_in_the_order_of_their_texts(evidence):
     cells = evidence.chosen(evidence.queue(["pse"]), ["pse/ablations v2", "pse cifar10/", "pse/ablations"])
     rows = [(one.grid.partition("/")[2], one.row) for one in cells]
