@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from fedlens import config
 from fedlens.audit.run import prepared
@@ -108,6 +108,21 @@ def test_what_is_typed_is_found_and_written_beside_it(began):
     assert (began / "two" / WEIGHTS).read_bytes() == (began / "w.safetensors").read_bytes()
     texts = [(began / "two" / name).read_text() for name in ("config.yaml", "log.txt", "result.json")]
     assert not any(str(began) in text for text in texts)
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "bare pickle of old"])
+def test_a_run_from_a_file_of_torch_is_opened_and_resumed_from_its_own_copy(zipped, began, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(began / "x.npz", tmp_path)
+    weights = load_file(began / "w.safetensors")
+    torch.save(weights, "w.pth", _use_new_zipfile_serialization=zipped)
+    words = [word.replace("w.safetensors", "w.pth") for word in (*WORDS, *SMALL)]
+    run(config.read(None, [*words, "rounds=2", "out=run"]))
+    Path("w.pth").unlink()
+    assert explain_run("run", clients=[0], count=2, methods=["gradient"]).stat().st_size > 1000
+    resume("run", ["rounds=6"])
+    ours, theirs = (OpenedRun.open(path, device="cpu").newest().state for path in ("run", began / "whole"))
+    assert all(torch.equal(a, b) for a, b in zip(ours.leaves(), theirs.leaves(), strict=True))
 
 
 def test_a_moved_run_is_opened_explained_reported_audited_and_resumed(moved, began, tmp_path):

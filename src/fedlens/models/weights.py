@@ -15,6 +15,7 @@ from ..core.errors import BadInput
 from ..core.located import how_to_point, places_of
 
 STAND_IN = Path("weights/resnet18_tinyimagenet32_fp16.safetensors")  # under FEDLENS_DATA
+_SAVED = (b"PK\x03\x04", b"\x80\x02\x8a\n")  # as torch.save begins a file; a safetensors header would have 67 MB
 _PICKLES = (".pt", ".pth", ".bin", ".ckpt")  # of these tensors alone are read, and no code
 _WRAPPERS = ("module.", "_orig_mod.", "model.")  # that training scripts put before every name
 _INSIDE = ("state_dict", "model_state_dict", "model", "model_ema")  # where checkpoints keep the weights
@@ -141,7 +142,7 @@ def _read(source: str) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
     path = find_weights(source)
-    if path.suffix in _PICKLES:
+    if path.suffix in _PICKLES or _begins(path) in _SAVED:  # a run's own copy has one name, whatever it was made from
         return _read_pickle(source, path)
     try:
         return load_file(path)
@@ -152,9 +153,10 @@ def _read(source: str) -> dict[str, Tensor]:
 def _read_pickle(source: str, path: Path) -> dict[str, Tensor]:
     """The state_dict in a file of torch.save; one that holds anything but tensors and names is refused unopened."""
     try:
-        found: Any = torch.load(path, map_location="cpu", weights_only=True)
+        with open(path, "rb") as file:  # by a name that ends in .safetensors torch would take it for such a file
+            found: Any = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # of many kinds: code in it, no such format, cut off
-        if not _begins_as_pickle(path):
+        if not _begins(path).startswith((b"PK", b"\x80\x02")):  # a zip archive, or a bare pickle of old
             said = f"weights={source} is no file of torch.save; save it by torch.save(model.state_dict(), FILE)"
             raise BadInput(said) from error
         said = "it holds more than tensors, which could be code" if "weights_only" in str(error) else "it is damaged"
@@ -168,10 +170,9 @@ def _read_pickle(source: str, path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _begins_as_pickle(path: Path) -> bool:
-    """As torch.save begins a file: a zip archive, or a bare pickle of old."""
+def _begins(path: Path) -> bytes:
     with open(path, "rb") as file:
-        return file.read(2) in (b"PK", b"\x80\x02")
+        return file.read(4)
 
 
 def find_weights(source: str) -> Path:
