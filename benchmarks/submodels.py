@@ -17,6 +17,7 @@ Two seeds, one thread of an x86 CPU (whole networks 89.6 and 86.5; after one epo
   uniform, silenced 87.4 and 79.8; as it is computed 88.2 and 84.3
   by norm, silenced 86.6 and 82.5; as it is computed 88.8 and 86.2
   agent, silenced 86.8 and 76.6 (68 and 55 % of the operations); with spend and settle 89.2 and 85.9 (80 %)
+In these one class is 86 and 76 % of the test images, in seeds 4 to 6 at most 39 %.
 """
 
 from __future__ import annotations
