@@ -107,6 +107,14 @@ def _fedxds() -> Iterator[Wanted]:
     released = f"{MAIN}-randaugment"
     some = Wanted("fedxds/table1", "fedfed", MAIN), replace(official, column=released)
     yield from _optional((*some, replace(table1[0], column=released)))
+    # What each part is worth: noise, sparsity, the attribution, other base methods, more skew.
+    parts = [("table6", "10", "lrp"), ("table6", "5", "lrp"), ("table5", "60", "lrp"), ("table5", "85", "lrp")]
+    parts += [("table1", f"fedx_{name}", MAIN) for name in ("ig", "inputxgrad", "smoothgrad")]
+    parts += [("sharing", "random masks", MAIN), ("sharing", "raw images", MAIN)]
+    parts += [("table4", row, MAIN) for name in ("fedprox", "feddyn", "scaffold") for row in (f"{name}+fedxds", name)]
+    parts += [("table1", row, "cifar10/K10/0.05") for row in ("fedavg", "fedx_lrp")]
+    done = {("feddyn", MAIN), ("scaffold", MAIN)}  # of table 1: the same runs
+    yield from _optional(Wanted(f"fedxds/{table}", *cell) for table, *cell in parts if tuple(cell) not in done)
 
 
 def _spatl() -> Iterator[Wanted]:
@@ -127,8 +135,10 @@ def _pse() -> Iterator[Wanted]:
     for column in ("fashion_mnist/3", "cifar10/2", "cifar10/4"):
         for seed in (0, 1):
             yield from (Wanted("pse/table2", row, column, seed=seed) for row in rows)
-    for seed in (0, 1):  # figure 2a
+    for seed in (0, 1):  # figure 2a, and two other excitations; v1 has none
         yield from _optional(Wanted("pse/ablations", row, "fashion_mnist/3", seed=seed) for row in ("v1", "v2", "v3"))
+        excited = ("algorithm.reduce=mean",), ("algorithm.xi=0.1",)
+        yield from _optional(Wanted("pse/table2", "pse", "fashion_mnist/3", words, seed) for words in excited)
     some = ("pse", "fedavg+ft", "fedrep")
     for seed in (0, 1):  # figure 3a
         yield from _optional(Wanted("pse/table2", row, "fashion_mnist/4", seed=seed) for row in some)

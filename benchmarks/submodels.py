@@ -26,7 +26,7 @@ import argparse
 import copy
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,7 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, nargs=2, default=(30, 10), help="of the first search and of four more")
     parser.add_argument("--paper", action="store_true", help="the paper's search, on images that are kept back")
     parser.add_argument("--updates", type=int, default=UPDATES, help="of the paper's search")
+    parser.add_argument("--plain", action="store_true", help="without the agent that spends and settles")
     parser.add_argument("--json", type=Path, metavar="FILE", help="add the rows to this file")
     asked = parser.parse_args()
     torch.set_num_threads(1)
@@ -82,7 +83,7 @@ def main() -> None:
     layers = tuple(costs.graph.layers)
     choice = Choice(costs, layers, ranked(layers, weights))
     if asked.paper:
-        searched = by_paper(net, weights, choice, mine, kept_back, asked.seed, asked.updates)
+        searched = by_paper(net, weights, choice, mine, kept_back, asked.seed, asked.updates, asked.plain)
     else:
         searched = ((*pair, {}) for pair in chosen(net, weights, choice, mine, asked.seed, asked.episodes))
     for name, kept, more in searched:
@@ -181,7 +182,9 @@ def judged(net: Network, weights: Tree, costs: Costs, mine: Any, images: Any, si
     return judge
 
 
-def by_paper(net: Network, weights: Tree, choice: Choice, mine: Any, images: Any, seed: int, updates: int):
+def by_paper(
+    net: Network, weights: Tree, choice: Choice, mine: Any, images: Any, seed: int, updates: int, plain: bool
+) -> Iterator[tuple[str, Kept, dict[str, Any]]]:
     """(name, filters, rewards): two rules, the paper's agent, and one with both settings of the preset `smaller`.
 
     An agent's filters are those of its last search, as in a federation.
@@ -189,7 +192,7 @@ def by_paper(net: Network, weights: Tree, choice: Choice, mine: Any, images: Any
     costs, seen = choice.costs, situation(choice.costs, choice.layers)
     yield "uniform", costs.computed(choice.uniform()), {}
     yield "by norm", costs.computed(choice.by_norm(weights)), {}
-    for name, both in (("agent", False), ("agent, spend, settle", True)):
+    for name, both in (("agent", False), ("agent, spend, settle", True))[: 1 if plain else 2]:
         judge = judged(net, weights, costs, mine, images, False, both)
         one, agent, rewards = Choice(costs, choice.layers, choice.order, spend=both), first_agent(seed, seen), []
         kept: Kept = {}
