@@ -162,11 +162,15 @@ def _fedsls() -> Iterator[Wanted]:
 
 
 def _compose() -> Iterator[Wanted]:
-    """Section 5: FedXDS over others beside their parts, as many images each; bytes are compared by the curves."""
+    """Section 5: FedXDS over others, their parts, personal models: as many images each. Bytes come from the curves."""
     for seed in (0, 1, 2):
         for row in ("fedavg", "feddyn", "scaffold"):
             both = (row, "rounds=140"), (f"{row}+fedxds", "rounds=50")
             yield from _optional(Wanted("fedxds/table4", name, MAIN, (word,), seed) for name, word in both)
+        # Personal models on the same split; fine-tuning everybody takes as much as two rounds of half of them.
+        for row, word in (("fedavg+ft", "rounds=138"), ("spatl", "rounds=140")):
+            words = ("partition.dialect=balanced", word, *BOTH)
+            yield from _optional([Wanted("compose/cifar10", row, MAIN, words, seed)])
 
 
 PAPERS = {"fedxds": _fedxds, "spatl": _spatl, "pse": _pse, "fedsls": _fedsls, "compose": _compose}

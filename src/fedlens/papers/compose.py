@@ -10,6 +10,8 @@ ROWS = {
     "fedavg": ("algorithm=fedavg",),
     "uniform": ("algorithm=fedavg", "weighting=uniform"),
     "scaffold": ("algorithm=scaffold",),
+    "fedavg+ft": ("algorithm=fedavg+ft",),  # personal models, to be read with `evaluate.personal=both`
+    "spatl": ("algorithm=spatl/paper",),
     "fedsls": ("algorithm=fedsls",),
     "fedsls, towards uniform": (
         "algorithm=fedsls",
