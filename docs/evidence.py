@@ -43,7 +43,7 @@ def built(
     skews = {_split(result): result["skew"] for result in (*before, *published["results"])}
     found: dict[Setting, dict[str, dict[int, Mapping[str, Any]]]] = {}
     for cell in cells:
-        if (name := method(cell["row"], cell["words"])) is not None:
+        if (name := method(cell["row"], cell["words"], cell["over"])) is not None:
             experiment = config.read(None, [*cell["words"], f"seed={cell['seed']}"])
             setting = setting_of(cell["table"], experiment)
             if cell["seed"] == 0 and setting[1:4] not in skews:
@@ -108,14 +108,22 @@ def _by_method(rows: Sequence[Mapping[str, Any]], name: str) -> dict[str, list[f
     return found
 
 
-def method(row: str, words: Sequence[str]) -> str | None:
-    """What `fedlens recommend` calls a row; nothing where the row is a method with settings that have no name."""
-    said = dict(config.setting(word) for word in words)
+def method(row: str, words: Sequence[str], over: Sequence[str]) -> str | None:
+    """What `fedlens recommend` calls a row; nothing where the row is a method with settings that have no name.
+
+    Rows have settings that make them comparable. What words over a row change, and a network in a row that has no
+    method's name, is an ablation: its number is not the method's.
+    """
+    said, is_named = dict(config.setting(word) for word in words), row.partition("+")[0] in ALGORITHMS
+    if any(word.startswith(("algorithm.", "model.")) for word in over):
+        return None
+    if not is_named and any(key.startswith("model.") for key in said):
+        return None
     name, own = said["algorithm"], [key for key in said if key.startswith("algorithm.")]
     if "weighting" in said:
         return "uniform" if (name, own) == ("fedavg", []) and said["weighting"] == "uniform" else None
     is_plain = config.read(None, words).algorithm == config.read(None, [f"algorithm={name}"]).algorithm
-    return name if is_plain or row.partition("+")[0] in ALGORITHMS else None
+    return name if is_plain or is_named else None
 
 
 def setting_of(table: str, experiment: Experiment) -> Setting:

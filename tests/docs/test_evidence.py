@@ -23,10 +23,10 @@ def evidence():
     return module
 
 
-def cell(row, *words, seed=0, last=None, **personal):
+def cell(row, *words, seed=0, last=None, over=(), **personal):
     looks = {kind: {"mean": value} for kind, value in personal.items()}
-    whole = [*WORDS, *words]
-    return {"table": "pse/x", "row": row, "words": whole, "seed": seed, "accuracy_last": last, "personal": looks}
+    head = {"table": "pse/x", "row": row, "words": [*WORDS, *words, *over], "over": [*over]}
+    return {**head, "seed": seed, "accuracy_last": last, "personal": looks}
 
 
 def test_nothing_is_stale(evidence):
@@ -42,6 +42,9 @@ def test_cells_become_results_by_setting_and_seeds(evidence):
         cell("fedrep", "algorithm=fedrep", "algorithm.private=classifier", after=0.9),
         cell("fedrep", "algorithm=fedrep", "algorithm.private=classifier", seed=1, after=0.7),
         cell("v2", *pse, after=0.99),  # a setting without a name
+        cell("fedavg", *avg, over=["algorithm.prox=1"], last=0.99, after=0.99),
+        cell("fedrep", "algorithm=fedrep", over=["model.position=false"], after=0.99),
+        cell("v3", "algorithm=fedprox", "model.position=false", after=0.99),  # a row of ablations
         cell("fedx_lrp", "algorithm=fedxds/paper", "algorithm.attribution=lrp", last=0.3),  # which it has anyway
         cell("fedavg+ft", "algorithm=fedavg+ft", last=0.5, after=0.6, **{"fine-tuned": 0.65}),
         cell("alone", *avg, "rounds=9", last=0.1),  # nothing beside it
