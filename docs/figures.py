@@ -91,6 +91,21 @@ def protocol() -> Any:
     return figure
 
 
+def searches() -> Any:
+    """SPATL's agent at the paper's cadence: the mean reward of the episodes between two updates, a line a client."""
+    rows = json.loads((RESULTS / "data" / "submodels.json").read_text("utf-8"))
+    figure, axis = pyplot().subplots(figsize=(7.5, 3.4))
+    for at, row in enumerate(row for row in rows if row["choice"] == "agent"):
+        rewards = row["rewards"]
+        axis.plot(
+            range(1, len(rewards) + 1), rewards, "o-", color=COLOURS[at], markersize=3, label=f"seed {row['seed']}"
+        )
+    axis.set(xlabel="updates of the agent, 20 episodes each", ylabel="reward, mean of 20 episodes", xlim=(0, None))
+    axis.legend(loc="lower right")
+    caption(figure, "Reward: accuracy of a sub-model on 1,000 images that the client keeps back, in %.")
+    return figure
+
+
 def by_client() -> Any:
     """PSE's figure 3a: a dot for each client's accuracy, and the deviation beside the paper's."""
     column, order = "fashion_mnist/4", ("fedavg+ft", "fedrep", "pse")
@@ -166,7 +181,7 @@ ROWS = {"fedx_lrp": ("FedXDS, LRP", "fedxds"), "fedavg": ("FedAvg", "fedavg"), "
 ROWS |= {"scaffold": ("SCAFFOLD", "scaffold")}
 EVALUATED = {"fedavg+ft": "fine-tuned"}
 FIGURES = {"compose_settings": settings, "fedxds_protocol": protocol, "pse_fairness": by_client}
-FIGURES |= {"pse_table2": labels, "pse_views": views}
+FIGURES |= {"pse_table2": labels, "pse_views": views, "spatl_search": searches}
 
 
 def main() -> None:

@@ -32,6 +32,9 @@ RESULTS = DOCS.parent / "results"
 VERDICTS = ("holds", "holds partly", "not confirmed", "does not hold", "not tested")
 STAND_IN = "model.weights=stand-in"
 HEAD = ("claim", "protocol, run/paper", "paper", "ours", "verdict", "why")
+SELECTORS = {"whole": "whole model", "agent": "the paper's agent", "agent, spend, settle": "agent of `smaller`"}
+SELECTORS |= {"by norm": "smallest norms", "uniform": "the same share of every layer"}
+AFTER = "cut out", "norms anew", "after an epoch"
 Runs = Mapping[tuple[str, ...], Sequence[Mapping[str, Any]]]
 
 
@@ -117,6 +120,21 @@ def machines(name: str, known: Runs) -> str:
     return "; ".join(f"{machine}: {', '.join(dict.fromkeys(of))}" for machine, of in sorted(columns.items()))
 
 
+def submodels(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What selectors leave of the same networks (`benchmarks/submodels.py --paper`), a value for each seed."""
+    rows = sorted((row for row in rows if row["paper"]), key=lambda row: row["seed"])
+
+    def values(found: Sequence[Mapping[str, Any]], key: str, scale: float = 1.0) -> str:
+        return " / ".join(f"{scale * row[key]:.1f}" for row in found if key in row)
+
+    lines = []
+    for choice, name in SELECTORS.items():
+        if found := [row for row in rows if row["choice"] == choice]:
+            seeds = ", ".join(str(row["seed"]) for row in found)
+            lines.append([name, seeds, values(found, "flops", 100) or "100", *(values(found, key) for key in AFTER)])
+    return table(("chosen by", "seeds", "operations left", *AFTER), lines)
+
+
 def _mean(found: Sequence[Mapping[str, Any]], key: str) -> float | None:
     """In percent, where all have it."""
     values = [run.get(key) for run in found]
@@ -151,6 +169,8 @@ def pages() -> dict[Path, str]:
         path = RESULTS / paper["page"]
         text = replaced(path.read_text("utf-8"), "verdicts", verdicts(paper, known))
         made[path] = replaced(text, "cells", cells(name, known))
+    selected, rows = RESULTS / "spatl_submodels.md", (RESULTS / "data" / "submodels.json").read_text("utf-8")
+    made[selected] = replaced(selected.read_text("utf-8"), "submodels", submodels(json.loads(rows)))
     every = [verdicts(paper, known, docs=True).splitlines() for paper in claims.values()]
     whole = "\n".join([counted(claims), "", *every[0][:2], *(line for lines in every for line in lines[2:])])
     made[DOCS / "papers.md"] = replaced((DOCS / "papers.md").read_text("utf-8"), "verdicts", whole)

@@ -72,7 +72,7 @@ def test_rounds_are_as_they_were():
 
 
 def test_a_whole_round_can_close_a_run():
-    """As in the runs of results/pse.md, and where nothing is private."""
+    """As in the runs of results/pse_details.md, and where nothing is private."""
     before, whole, nothing = (
         FedRep(head_epochs=1),
         FedRep(head_epochs=1, closing="round"),

@@ -47,7 +47,7 @@ def test_small_evidence_is_told_apart():
     expected = [float(gap > 0 and gap >= usual) for gap in gaps]
     assert expected == [0, 0, 1, 0]
     assert PSE().excited(Tree(conv=ours), Tree(conv=theirs))["conv"].tolist() == expected
-    means = PSE(**PSE.presets["means"])  # as results/pse.md was run
+    means = PSE(**PSE.presets["means"])  # as results/pse_details.md was run
     assert means.reduce == "mean"
     assert means.excited(Tree(conv=ours), Tree(conv=theirs))["conv"].tolist() == [0, 0, 0, 0]
 

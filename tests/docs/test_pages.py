@@ -65,6 +65,25 @@ def test_cells_name_the_machines_of_their_own_paper(pages):
     assert "; CPU, fp32: cifar10/0.1; a machine: cifar10/0.05. Curves" in pages.cells("fedsls", known)
 
 
+def test_sub_models_have_a_value_for_each_seed(pages):
+    whole = {"paper": True, "choice": "whole", "cut out": 80.0, "after an epoch": 81.0}
+    agent = {
+        "paper": True,
+        "choice": "agent",
+        "flops": 0.795,
+        "cut out": 70.0,
+        "norms anew": 71.0,
+        "after an epoch": 9.0,
+    }
+    rows = [{**agent, "seed": 5, "cut out": 60.0}, {**agent, "seed": 4}, {**whole, "seed": 4}, {**whole, "seed": 5}]
+    rows += [{**agent, "seed": 6, "paper": False}, {**agent, "seed": 5, "choice": "by norm"}]
+    assert pages.submodels(rows).splitlines()[2:] == [
+        "| whole model | 4, 5 | 100 | 80.0 / 80.0 |  | 81.0 / 81.0 |",
+        "| the paper's agent | 4, 5 | 79.5 / 79.5 | 70.0 / 60.0 | 71.0 / 71.0 | 9.0 / 9.0 |",
+        "| smallest norms | 5 | 79.5 | 70.0 | 71.0 | 9.0 |",
+    ]
+
+
 def test_verdicts_are_counted(pages):
     claims = {name: {"claims": [{"verdict": "holds"}, {"verdict": "not tested"}]} for name in "ab"}
     said = "4 claims: holds 2, holds partly 0, not confirmed 0, does not hold 0, not tested 2."

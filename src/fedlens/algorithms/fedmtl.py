@@ -37,7 +37,7 @@ class FedMTL(Algorithm):
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "paper": {},
         "code": {"omega": "code", "strength": None},
-        "weak": {"strength": None},  # what the runs of results/pse.md and docs/methods.md had
+        "weak": {"strength": None},  # what the runs of results/pse_details.md and docs/methods.md had
     }
 
     sends_update: ClassVar = False  # but how a client's own model moved

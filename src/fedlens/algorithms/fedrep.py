@@ -29,7 +29,7 @@ class FedRep(FedPer):
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "paper": {"head_epochs": 10, "body_epochs": 1, "closing_head_epochs": 10},
-        "closing_round": {"closing": "round"},  # what the runs of results/pse.md had
+        "closing_round": {"closing": "round"},  # what the runs of results/pse_details.md had
     }
 
     def __post_init__(self):

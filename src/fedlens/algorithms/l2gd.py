@@ -40,7 +40,7 @@ class L2GD(Algorithm):
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "paper": {},
-        "weak": {"pull": 0.5},  # what the runs of results/pse.md and docs/methods.md had
+        "weak": {"pull": 0.5},  # what the runs of results/pse_details.md and docs/methods.md had
     }
 
     default_weighting = uniformly

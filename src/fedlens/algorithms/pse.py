@@ -80,7 +80,7 @@ class PSE(FedPer):
             "tap": "conv",
             "local_init": "global",
         },
-        "means": {"reduce": "mean", "exact": False},  # what the runs of results/pse.md had
+        "means": {"reduce": "mean", "exact": False},  # what the runs of results/pse_details.md had
     }
 
     def __post_init__(self):
