@@ -159,6 +159,8 @@ def _fedsls() -> Iterator[Wanted]:
             cells = [Wanted(f"fedsls/{table}", row, f"cifar10/{alpha}", seed=seed) for table, row in rows]
             readings = ("algorithm=fedsls/even",), ("algorithm=fedsls/literal",)
             yield from (*cells, *(replace(cells[2], words=words) for words in readings))
+    epochs = ("local.steps=null", "local.epochs=10")  # the paper's interval of 10, read as epochs instead of steps
+    yield from _optional(Wanted("fedsls/table1", row, "cifar10/0.05", epochs) for row in ("fedavg", "fedsls"))
 
 
 def _compose() -> Iterator[Wanted]:
@@ -308,7 +310,8 @@ def _measured(one: Wanted, cell: Cell, out: Path) -> dict[str, Any]:
         "seed": one.seed,
         "words": [*cell.words],
         "rounds": experiment.rounds,
-        "epochs": experiment.local.epochs,
+        "epochs": experiment.local.epochs if experiment.local.steps is None else None,
+        "steps": experiment.local.steps,
         "value": _grids()[one.grid].measure(result),
         **{key: result.get(key) for key in ("accuracy", "accuracy_last", "accuracy_best", "personal", "targets")},
         **{key: result.get(key) for key in ("bytes_up", "bytes_down", "seconds")},

@@ -34,6 +34,7 @@ STAND_IN = "model.weights=stand-in"
 HEAD = ("claim", "protocol, run/paper", "paper", "ours", "verdict", "why")
 SELECTORS = {"whole": "whole model", "agent": "the paper's agent", "agent, spend, settle": "agent of `smaller`"}
 SELECTORS |= {"by norm": "smallest norms", "uniform": "the same share of every layer"}
+TOLD = "rounds", "local.epochs", "local.steps"  # of words over a row: their values have a column
 AFTER = "cut out", "norms anew", "after an epoch"
 Runs = Mapping[tuple[str, ...], Sequence[Mapping[str, Any]]]
 
@@ -92,9 +93,9 @@ def cells(name: str, known: Runs) -> str:
         spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
         first, theirs = found[0], grids[grid].paper.get((row, column))
         shown = "" if theirs is None or STAND_IN in first["words"] else f"{theirs.mean:.2f}"
-        changed = [word for word in over if word.partition("=")[0] not in ("rounds", "local.epochs")]
+        changed = [word for word in over if word.partition("=")[0] not in TOLD]
         where = " ".join((column, *(f"`{word}`" for word in changed)))
-        size = f"{first['rounds']} x {first['epochs']}"
+        size = f"{first['rounds']} x {first['epochs'] or '{} steps'.format(first['steps'])}"
         last, best = (_mean(found, f"accuracy_{which}") for which in ("last", "best"))
         whole = f"{last:.2f} ({best:.1f})" if last and best else ""
         mean = statistics.mean(values)

@@ -51,6 +51,8 @@ def test_stand_ins_never_stand_beside_a_papers_number(pages):
     name = ("fedsls/table1", "fedavg", "cifar10/0.05")
     theirs = pages.cells("fedsls", {name: [run(50.0), run(53.0, 1)]})
     assert "| fedavg | cifar10/0.05 | 2000 x 1 | 2 | 51.50 ± 2.12 | 51.50 (51.5) | 40.99 |" in theirs
+    steps = run(50.0) | {"epochs": None, "steps": 10}
+    assert "| fedavg | cifar10/0.05 | 2000 x 10 steps | 1 |" in pages.cells("fedsls", {name: [steps]})
     alone = pages.cells("fedsls", {name: [run(50.0, words=("algorithm=fedavg", pages.STAND_IN))]})
     assert "40.99" not in alone and "| fedavg | cifar10/0.05 | 2000 x 1 | 1 | 50.00 | 50.00 (50.0) |  |" in alone
     assert pages.cells("pse", {name: [run(50.0)]}) == "Nothing was run at the paper's full protocol."
