@@ -32,7 +32,7 @@ RESULTS = DOCS.parent / "results"
 VERDICTS = ("holds", "holds partly", "not confirmed", "does not hold", "not tested")
 STAND_IN = "model.weights=stand-in"
 HEAD = ("claim", "protocol, run/paper", "paper", "ours", "verdict", "why")
-SELECTORS = {"whole": "whole model", "agent": "the paper's agent", "agent, spend, settle": "agent of `smaller`"}
+SELECTORS = {"whole": "whole model", "agent": "agent, the paper's search", "agent, spend, settle": "agent of `smaller`"}
 SELECTORS |= {"by norm": "smallest norms", "uniform": "the same share of every layer"}
 TOLD = "rounds", "local.epochs", "local.steps"  # of words over a row: their values have a column
 AFTER = "cut out", "norms anew", "after an epoch"

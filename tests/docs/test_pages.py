@@ -81,7 +81,7 @@ def test_sub_models_have_a_value_for_each_seed(pages):
     rows += [{**agent, "seed": 6, "paper": False}, {**agent, "seed": 5, "choice": "by norm"}]
     assert pages.submodels(rows).splitlines()[2:] == [
         "| whole model | 4, 5 | 100 | 80.0 / 80.0 |  | 81.0 / 81.0 |",
-        "| the paper's agent | 4, 5 | 79.5 / 79.5 | 70.0 / 60.0 | 71.0 / 71.0 | 9.0 / 9.0 |",
+        "| agent, the paper's search | 4, 5 | 79.5 / 79.5 | 70.0 / 60.0 | 71.0 / 71.0 | 9.0 / 9.0 |",
         "| smallest norms | 5 | 79.5 | 70.0 | 71.0 | 9.0 |",
     ]
 
