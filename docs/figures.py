@@ -16,6 +16,7 @@ from fedlens import config
 from fedlens.papers.pse.tables import FAIRNESS
 from fedlens.papers.registry import reproducible
 from fedlens.plots.style import COLOURS, caption, colour_of, dash_of, pyplot, save
+from fedlens.report.client_figures import loss_lines
 from fedlens.runs.grid import Grid
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
@@ -129,6 +130,17 @@ def by_client() -> Any:
     return figure
 
 
+def losses() -> Any:
+    """PSE's figure 3b: the loss on training images after rounds whose checkpoints were kept, a line a seed."""
+    figure, axis = pyplot().subplots(figsize=(7.5, 3.2))
+    kept = [one for one in cells("pse/table2") if one["row"] == "pse" and one.get("losses")]
+    by = {f"{one['column']}, seed {one['seed']}": {int(at): loss for at, loss in one["losses"].items()} for one in kept}
+    loss_lines(axis, by)
+    axis.set(title="", xlabel="rounds", ylabel="cross-entropy on training images")
+    caption(figure, "PSE: mean over all 100 clients, before they train again.")
+    return figure
+
+
 def labels() -> Any:
     """PSE's table 2: a dot a seed beside the paper's numbers."""
     ours, grid = evidence("pse/table2"), paper("pse/table2")
@@ -181,7 +193,7 @@ ROWS = {"fedx_lrp": ("FedXDS, LRP", "fedxds"), "fedavg": ("FedAvg", "fedavg"), "
 ROWS |= {"scaffold": ("SCAFFOLD", "scaffold")}
 EVALUATED = {"fedavg+ft": "fine-tuned"}
 FIGURES = {"compose_settings": settings, "fedxds_protocol": protocol, "pse_fairness": by_client}
-FIGURES |= {"pse_table2": labels, "pse_views": views, "spatl_search": searches}
+FIGURES |= {"pse_convergence": losses, "pse_table2": labels, "pse_views": views, "spatl_search": searches}
 
 
 def main() -> None:

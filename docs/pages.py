@@ -10,6 +10,7 @@ What docs/league.md and docs/choose.md say of the league is from results/data/le
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import statistics
@@ -36,6 +37,7 @@ SELECTORS = {"whole": "whole model", "agent": "agent, the paper's search", "agen
 SELECTORS |= {"by norm": "smallest norms", "uniform": "the same share of every layer"}
 TOLD = "rounds", "local.epochs", "local.steps"  # of words over a row: their values have a column
 AFTER = "cut out", "norms anew", "after an epoch"
+COSTS = ("value", 1), ("seconds", 0)  # of a run, with their digits
 Runs = Mapping[tuple[str, ...], Sequence[Mapping[str, Any]]]
 
 
@@ -95,11 +97,10 @@ def cells(name: str, known: Runs) -> str:
         shown = "" if theirs is None or STAND_IN in first["words"] else f"{theirs.mean:.2f}"
         changed = [word for word in over if word.partition("=")[0] not in TOLD]
         where = " ".join((column, *(f"`{word}`" for word in changed)))
-        size = f"{first['rounds']} x {first['epochs'] or '{} steps'.format(first['steps'])}"
         last, best = (_mean(found, f"accuracy_{which}") for which in ("last", "best"))
         whole = f"{last:.2f} ({best:.1f})" if last and best else ""
         mean = statistics.mean(values)
-        rows.append((where, -mean, [row, where, size, str(len(values)), f"{mean:.2f}{spread}", whole, shown]))
+        rows.append((where, -mean, [row, where, _size(first), str(len(values)), f"{mean:.2f}{spread}", whole, shown]))
     if not rows:
         return "Nothing was run at the paper's full protocol."
     head = ("row", "column", "rounds x epochs", "seeds", "ours, %", "global model (best round), %", "paper, %")
@@ -119,6 +120,48 @@ def machines(name: str, known: Runs) -> str:
     if len(columns) == 1:
         return next(iter(columns))
     return "; ".join(f"{machine}: {', '.join(dict.fromkeys(of))}" for machine, of in sorted(columns.items()))
+
+
+def queue() -> Any:
+    """benchmarks/evidence.py, which knows the runs that are wanted."""
+    spec = importlib.util.spec_from_file_location("evidence_queue", DOCS.parent / "benchmarks" / "evidence.py")
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def progress(wanted: Sequence[Any], known: Runs) -> str:
+    """How many of the wanted runs are done, what each cost and where it ran, and what waits."""
+    done = {(*name, run["seed"]): run for name, found in known.items() for run in found}
+    ran = {one: done.get((one.grid, one.row, one.column, *one.words, one.seed)) for one in wanted}
+    counts = [[run is not None for one, run in ran.items() if one.required is kind] for kind in (True, False)]
+    said = ", ".join(
+        f"{sum(of)} of {len(of)} {kind}" for of, kind in zip(counts, ("required", "optional"), strict=True)
+    )
+    groups: dict[tuple[str, ...], list[tuple[Any, Any]]] = {}
+    for one, run in ran.items():
+        words = [f"`{word}`" for word in one.words if not word.startswith("evaluate.")]
+        groups.setdefault((f"`{one.grid}`", one.row, " ".join((one.column, *words))), []).append((one, run))
+    there: list[list[str]] = []
+    waits: dict[tuple[str, ...], list[str]] = {}  # rows by all else
+    for name, found in groups.items():
+        seeds = [(str(one.seed), run) for one, run in found if run is not None]
+        if seeds:
+            numbers = [" / ".join(f"{run[key]:.{digits}f}" for _, run in seeds) for key, digits in COSTS]
+            machines = ", ".join(dict.fromkeys(run["machine"] for _, run in seeds))
+            there.append([*name, ", ".join(seed for seed, _ in seeds), _size(seeds[0][1]), *numbers, machines])
+        if len(seeds) < len(found):
+            missing = ", ".join(str(one.seed) for one, run in found if run is None)
+            kind = "required" if found[0][0].required else "optional"
+            waits.setdefault((name[0], name[2], missing, kind), []).append(name[1])
+    ours = table(("table", "row", "column", "seeds", "rounds x epochs", "result, %", "seconds", "machine"), there)
+    left = [[*name, ", ".join(rows)] for name, rows in waits.items()]
+    return f"{said}.\n\n## Done\n\n{ours}\n\n## Waiting\n\n" + table(("table", "column", "seeds", "need", "rows"), left)
+
+
+def _size(run: Mapping[str, Any]) -> str:
+    return f"{run['rounds']} x {run['epochs'] or '{} steps'.format(run['steps'])}"
 
 
 def submodels(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -172,6 +215,9 @@ def pages() -> dict[Path, str]:
         made[path] = replaced(text, "cells", cells(name, known))
     selected, rows = RESULTS / "spatl_submodels.md", (RESULTS / "data" / "submodels.json").read_text("utf-8")
     made[selected] = replaced(selected.read_text("utf-8"), "submodels", submodels(json.loads(rows)))
+    wanted, asked = RESULTS / "protocol_runs.md", queue()
+    text = progress(asked.queue([*asked.PAPERS]), known)
+    made[wanted] = replaced(wanted.read_text("utf-8"), "progress", text)
     every = [verdicts(paper, known, docs=True).splitlines() for paper in claims.values()]
     whole = "\n".join([counted(claims), "", *every[0][:2], *(line for lines in every for line in lines[2:])])
     made[DOCS / "papers.md"] = replaced((DOCS / "papers.md").read_text("utf-8"), "verdicts", whole)

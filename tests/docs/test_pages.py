@@ -86,6 +86,21 @@ def test_sub_models_have_a_value_for_each_seed(pages):
     ]
 
 
+def test_progress_says_what_is_done_and_what_waits(pages):
+    wanted = pages.queue().Wanted
+    asked = [wanted("fedsls/table1", row, "cifar10/0.05", (), seed) for row in ("fedavg", "uniform") for seed in (0, 1)]
+    asked += [wanted("fedsls/table1", "fedavg", "cifar10/0.05", ("rounds=9", "evaluate.last=1"), 0, required=False)]
+    ran = {("fedsls/table1", "fedavg", "cifar10/0.05"): [run(50.0, 1) | {"seconds": 12.3}]}
+    text = pages.progress(asked, ran)
+    assert text.startswith("1 of 4 required, 0 of 1 optional.")
+    assert "| `fedsls/table1` | fedavg | cifar10/0.05 | 1 | 2000 x 1 | 50.0 | 12 | a machine |" in text
+    assert text.splitlines()[-3:] == [
+        "| `fedsls/table1` | cifar10/0.05 | 0 | required | fedavg |",
+        "| `fedsls/table1` | cifar10/0.05 | 0, 1 | required | uniform |",
+        "| `fedsls/table1` | cifar10/0.05 `rounds=9` | 0 | optional | fedavg |",
+    ]
+
+
 def test_verdicts_are_counted(pages):
     claims = {name: {"claims": [{"verdict": "holds"}, {"verdict": "not tested"}]} for name in "ab"}
     said = "4 claims: holds 2, holds partly 0, not confirmed 0, does not hold 0, not tested 2."
