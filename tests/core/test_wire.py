@@ -58,6 +58,12 @@ def test_equal_trees_give_equal_bytes():
     assert encode(Tree(x=torch.ones(4, 4).t()[1:])) == encode(Tree(x=torch.ones(3, 4)))
 
 
+def test_leaves_come_back_in_one_order():
+    tree = Tree(model=Tree({f"layer{at}": torch.zeros(at + 1) for at in range(20)}), counts=torch.zeros(2))
+    orders = {tuple(path for path, _ in decode(encode(tree)).paths()) for _ in range(10)}
+    assert orders == {tuple(sorted(path for path, _ in tree.paths()))}
+
+
 def test_common_payload_is_booked_once_per_client_and_version():
     ledger = Ledger()
     jobs = []

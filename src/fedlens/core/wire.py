@@ -78,7 +78,8 @@ def header(tree: Tree, **notes: str) -> bytes:
 def decode(data: bytes) -> Tree:
     """ValueError for what `encode` cannot have written."""
     try:
-        leaves = {path: leaf.clone() for path, leaf in load(data).items()}  # clones are aligned, slices of it are not
+        # Sorted, as `load` has another order every time. Clones are aligned, slices of the message are not.
+        leaves = {path: leaf.clone() for path, leaf in sorted(load(data).items())}
         return nested({**leaves, **{path: Tree() for path in parse_json(notes(data)["empty"])}})
     except (SafetensorError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"it is not a message ({error})") from None
