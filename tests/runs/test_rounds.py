@@ -113,6 +113,7 @@ class Both:
 def run(tmp_path_factory):
     """Where it lies, and who watched it."""
     out, watcher = tmp_path_factory.mktemp("rounds") / "run", Both()
+    Told.steps.clear()  # a process whose tests were given away and back makes the run again
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(trackers.TRACKERS, "tensorboard", Told)
         patch.setattr(trackers, "check", lambda experiment: None)
