@@ -303,12 +303,7 @@ def _measured(one: Wanted, cell: Cell, out: Path) -> dict[str, Any]:
         if row["metric"] == "accuracy_mean":
             means.setdefault(row["model"], []).append([row["round"], round(row["value"], 4)])
     return {
-        "table": one.grid,
-        "row": one.row,
-        "column": one.column,
-        "over": list(one.words),
-        "seed": one.seed,
-        "words": [*cell.words],
+        **_called(one, cell),
         "rounds": experiment.rounds,
         "epochs": experiment.local.epochs if experiment.local.steps is None else None,
         "steps": experiment.local.steps,
@@ -337,6 +332,12 @@ def place_of(runs: Path, kind: str, one: Wanted, cell: Cell) -> Path:
     return path
 
 
+def _called(one: Wanted, cell: Cell) -> dict[str, Any]:
+    """What a row of results begins with, whether its run is done or not."""
+    head = {"table": one.grid, "row": one.row, "column": one.column, "over": list(one.words), "seed": one.seed}
+    return {**head, "words": [*cell.words]}
+
+
 def begun(one: Wanted, cell: Cell, runs: Path) -> dict[str, Any] | None:
     """The curve so far of a cell that is not done, and the round that it reached; a resumed run writes rounds again."""
     file = place_of(runs, "curves", one, cell)
@@ -347,12 +348,7 @@ def begun(one: Wanted, cell: Cell, runs: Path) -> dict[str, Any] | None:
     last, folder = found[max(found)], RunFolder(cell.folder(runs, one.seed))
     card = folder.passport() if folder.config.exists() else {}
     return {
-        "table": one.grid,
-        "row": one.row,
-        "column": one.column,
-        "over": list(one.words),
-        "seed": one.seed,
-        "words": [*cell.words],
+        **_called(one, cell),
         "reached": last[0],
         "rounds": last[1],
         "seconds": last[3],
