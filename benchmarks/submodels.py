@@ -13,6 +13,9 @@ the budget is given back; "settle": it judges sub-models with norms of their own
 client keeps back; all rows as sub-models are computed. Only those of one seed are rows to compare: they choose on the
 same model. `--json` adds them to a file, with the mean reward of every update.
 
+`--stand-in`: the same search at a ResNet18 that is not trained here, as in figure 7. It has the stand-in weights, and
+Tiny-ImageNet's images at 32 pixels: 1,000 for validation give rewards, 1,000 others test. The seed draws them.
+
 Two seeds, one thread of an x86 CPU (whole networks 89.6 and 86.5; after one epoch more 89.6 and 85.1), norms anew:
   uniform, silenced 87.4 and 79.8; as it is computed 88.2 and 84.3
   by norm, silenced 86.6 and 82.5; as it is computed 88.8 and 86.2
@@ -27,6 +30,7 @@ import copy
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +45,16 @@ from fedlens.core.network import Network
 from fedlens.core.rng import key, seeded
 from fedlens.core.tree import Tree
 from fedlens.data import DATASETS
+from fedlens.data.sources.photos import TinyImagenet
 from fedlens.models import model_named
+from fedlens.models.resnet import ResNet18
 from fedlens.selection.agent import first_agent, situation
 from fedlens.selection.pruning import Choice, Costs, Kept, ranked, settled, sliced
 from fedlens.selection.search import search
 
 BATCH, SETTLING, JUDGED = 64, 256, 200
+SETTLED = 4000  # images that norms are taken anew over, beside the stand-in weights
+IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # the weights are of images with this mean and deviation
 UPDATES, EPISODES = 40, 20  # of the paper's search; it begins to converge at so many updates (section 4.6)
 
 
@@ -59,6 +67,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, nargs=2, default=(8, 3), help="at lr 0.02, then at 0.005")
     parser.add_argument("--episodes", type=int, nargs=2, default=(30, 10), help="of the first search and of four more")
     parser.add_argument("--paper", action="store_true", help="the paper's search, on images that are kept back")
+    parser.add_argument("--stand-in", action="store_true", help="the same at a ResNet18 with the stand-in weights")
     parser.add_argument("--updates", type=int, default=UPDATES, help="of the paper's search")
     parser.add_argument("--plain", action="store_true", help="without the agent that spends and settles")
     parser.add_argument("--json", type=Path, metavar="FILE", help="add the rows to this file")
@@ -66,24 +75,20 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(asked.seed)
     try:
-        mine, kept_back, test = client(asked.data, asked.seed, asked.images, asked.images // 4 if asked.paper else 0)
+        task = pretrained(asked.seed) if asked.stand_in else trained_here(asked)
     except BadInput as error:
         print(error, file=sys.stderr)
         sys.exit(2)
-    with seeded(0):
-        net = Network(model_named(asked.model).build(10, *mine[0].shape[1:3]))
-    for epochs, rate in zip(asked.epochs, (0.02, 0.005), strict=True):
-        trained(net.module, mine, epochs, rate)
-    whole = accuracy(net.module, test)
-    later = accuracy(trained(copy.deepcopy(net.module), mine, 1, 0.005), test)
-    about = {"model": asked.model, "seed": asked.seed, "paper": asked.paper}
-    tell({**about, "choice": "whole", "cut out": whole, "after an epoch": later}, asked.json)
+    net, mine, test = task.net, task.mine, task.test
+    model = "resnet18 stand-in" if asked.stand_in else asked.model
+    about = {"model": model, "seed": asked.seed, "paper": asked.paper or asked.stand_in}
+    tell({**about, "choice": "whole", **used(net.module, task)}, asked.json)
     weights = net.initial_weights()
     costs = Costs.of(net, mine[0][:1])
     layers = tuple(costs.graph.layers)
     choice = Choice(costs, layers, ranked(layers, weights))
-    if asked.paper:
-        searched = by_paper(net, weights, choice, mine, kept_back, asked.seed, asked.updates, asked.plain)
+    if about["paper"]:
+        searched = by_paper(net, weights, choice, mine, task.kept_back, asked.seed, asked.updates, asked.plain)
     else:
         searched = ((*pair, {}) for pair in chosen(net, weights, choice, mine, asked.seed, asked.episodes))
     for name, kept, more in searched:
@@ -93,9 +98,53 @@ def main() -> None:
             "parameters": costs.parameters(kept) / costs.parameters({}),
             "cut out": accuracy(raw, test),
             "norms anew": accuracy(anew, test),
-            "after an epoch": accuracy(trained(anew, mine, 1, 0.005), test),
+            **{key: value for key, value in used(anew, task).items() if key != "cut out"},
         }
         tell({**about, "choice": name, **{key: round(value, 3) for key, value in row.items()}, **more}, asked.json)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A trained network, what its client trains on and keeps back for rewards, and test images."""
+
+    net: Network
+    mine: tuple[Tensor, Tensor]
+    kept_back: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+    trains: bool = True  # whether sub-models are also looked at after an epoch more
+
+
+def trained_here(asked: argparse.Namespace) -> Task:
+    images = client(asked.data, asked.seed, asked.images, asked.images // 4 if asked.paper else 0)
+    with seeded(0):
+        net = Network(model_named(asked.model).build(10, *images[0][0].shape[1:3]))
+    for epochs, rate in zip(asked.epochs, (0.02, 0.005), strict=True):
+        trained(net.module, images[0], epochs, rate)
+    return Task(net, *images)
+
+
+def pretrained(seed: int) -> Task:
+    """A ResNet18 with the stand-in weights. Its norms may be taken anew over images that it has learned from."""
+    data = TinyImagenet(size=32).load()
+    net = Network(ResNet18(weights="stand-in").build(len(data.classes), 3, 32))
+
+    def part(rows: Tensor) -> tuple[Tensor, Tensor]:
+        low, high = (torch.tensor(each).view(3, 1, 1) for each in IMAGENET)
+        return (data.x[rows].float() / 255 - low) / high, data.y[rows]
+
+    draw = torch.Generator().manual_seed(seed)
+    held = data.test[torch.randperm(len(data.test), generator=draw)]
+    mine = data.train[torch.randperm(len(data.train), generator=draw)[:SETTLED]]
+    net.module.eval()
+    return Task(net, part(mine), part(held[:1000]), part(held[1000:2000]), trains=False)
+
+
+def used(module: Any, task: Task) -> dict[str, float]:
+    """Accuracy as it is and, where its client trains, after an epoch more, which leaves a copy trained."""
+    found = {"cut out": accuracy(module, task.test)}
+    if task.trains:
+        found["after an epoch"] = accuracy(trained(copy.deepcopy(module), task.mine, 1, 0.005), task.test)
+    return found
 
 
 def tell(row: dict[str, Any], file: Path | None) -> None:

@@ -35,6 +35,7 @@ STAND_IN = "model.weights=stand-in"
 HEAD = ("claim", "protocol, run/paper", "paper", "ours", "verdict", "why")
 SELECTORS = {"whole": "whole model", "agent": "agent, the paper's search", "agent, spend, settle": "agent of `smaller`"}
 SELECTORS |= {"by norm": "smallest norms", "uniform": "the same share of every layer"}
+NETWORKS = {"resnet20": "ResNet-20", "resnet18 stand-in": "ResNet-18, stand-in weights"}  # of submodels.json
 TOLD = "rounds", "local.epochs", "local.steps"  # of words over a row: their values have a column
 AFTER = "cut out", "norms anew", "after an epoch"
 COSTS = ("value", 1), ("seconds", 0)  # of a run, with their digits
@@ -172,11 +173,13 @@ def submodels(rows: Sequence[Mapping[str, Any]]) -> str:
         return " / ".join(f"{scale * row[key]:.1f}" for row in found if key in row)
 
     lines = []
-    for choice, name in SELECTORS.items():
-        if found := [row for row in rows if row["choice"] == choice]:
-            seeds = ", ".join(str(row["seed"]) for row in found)
-            lines.append([name, seeds, values(found, "flops", 100) or "100", *(values(found, key) for key in AFTER)])
-    return table(("chosen by", "seeds", "operations left", *AFTER), lines)
+    for network, named in NETWORKS.items():
+        for choice, name in SELECTORS.items():
+            if found := [row for row in rows if (row["model"], row["choice"]) == (network, choice)]:
+                seeds = ", ".join(str(row["seed"]) for row in found)
+                left = values(found, "flops", 100) or "100"
+                lines.append([named, name, seeds, left, *(values(found, key) for key in AFTER)])
+    return table(("network", "chosen by", "seeds", "operations left", *AFTER), lines)
 
 
 def _mean(found: Sequence[Mapping[str, Any]], key: str) -> float | None:

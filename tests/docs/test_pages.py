@@ -68,8 +68,9 @@ def test_cells_name_the_machines_of_their_own_paper(pages):
 
 
 def test_sub_models_have_a_value_for_each_seed(pages):
-    whole = {"paper": True, "choice": "whole", "cut out": 80.0, "after an epoch": 81.0}
+    whole = {"model": "resnet20", "paper": True, "choice": "whole", "cut out": 80.0, "after an epoch": 81.0}
     agent = {
+        "model": "resnet20",
         "paper": True,
         "choice": "agent",
         "flops": 0.795,
@@ -79,10 +80,12 @@ def test_sub_models_have_a_value_for_each_seed(pages):
     }
     rows = [{**agent, "seed": 5, "cut out": 60.0}, {**agent, "seed": 4}, {**whole, "seed": 4}, {**whole, "seed": 5}]
     rows += [{**agent, "seed": 6, "paper": False}, {**agent, "seed": 5, "choice": "by norm"}]
+    rows += [{**agent, "model": "resnet18 stand-in", "seed": 0, "cut out": 30.0}]
     assert pages.submodels(rows).splitlines()[2:] == [
-        "| whole model | 4, 5 | 100 | 80.0 / 80.0 |  | 81.0 / 81.0 |",
-        "| agent, the paper's search | 4, 5 | 79.5 / 79.5 | 70.0 / 60.0 | 71.0 / 71.0 | 9.0 / 9.0 |",
-        "| smallest norms | 5 | 79.5 | 70.0 | 71.0 | 9.0 |",
+        "| ResNet-20 | whole model | 4, 5 | 100 | 80.0 / 80.0 |  | 81.0 / 81.0 |",
+        "| ResNet-20 | agent, the paper's search | 4, 5 | 79.5 / 79.5 | 70.0 / 60.0 | 71.0 / 71.0 | 9.0 / 9.0 |",
+        "| ResNet-20 | smallest norms | 5 | 79.5 | 70.0 | 71.0 | 9.0 |",
+        "| ResNet-18, stand-in weights | agent, the paper's search | 0 | 79.5 | 30.0 | 71.0 | 9.0 |",
     ]
 
 
