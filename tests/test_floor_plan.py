@@ -7,9 +7,7 @@ mended; one that is mended has to leave the list.
 from __future__ import annotations
 
 import ast
-import importlib.util
 import re
-import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,13 +15,11 @@ from pathlib import Path
 import pytest
 
 from fedlens.algorithms import ALGORITHMS
+from scripts import script
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "fedlens"
-_spec = importlib.util.spec_from_file_location("architecture_of_the_code", ROOT / "docs" / "architecture.py")
-plan = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = plan
-_spec.loader.exec_module(plan)
+plan = script("docs/architecture.py")
 
 # FedAvg is the default; "local" and "finetune" are words of every method's settings.
 METHODS = {*ALGORITHMS} - {"fedavg", "local", "finetune"}

@@ -1,26 +1,18 @@
 """Every public name has types and a docstring, and the page about them is what the code says today."""
 
-import importlib.util
-import sys
 from pathlib import Path
 
 import pytest
 
 import fedlens
+from scripts import script
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def api():
-    sys.path.insert(0, str(ROOT / "docs"))
-    try:
-        spec = importlib.util.spec_from_file_location("api_page", ROOT / "docs/api.py")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(ROOT / "docs"))
-    return module
+    return script("docs/api.py")
 
 
 def test_the_pages_are_not_stale(api):

@@ -1,7 +1,6 @@
 """Cards of methods are what the code says today, and say it as a reader would find it there."""
 
 import dataclasses
-import importlib.util
 import inspect
 import json
 import re
@@ -24,17 +23,14 @@ from fedlens.core.wire import decode
 from fedlens.recommend.rank import known
 from fedlens.simulate import run as simulate
 from fedlens.simulate.describe import described_with, usual_model
+from scripts import script
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def cards():
-    spec = importlib.util.spec_from_file_location("cards_of_methods", ROOT / "docs/cards.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return script("docs/cards.py")
 
 
 @pytest.fixture(scope="module")

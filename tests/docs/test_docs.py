@@ -18,6 +18,7 @@ import torch
 
 from fedlens.cli.main import app
 from fedlens.models import MODELS
+from scripts import script
 
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md"))]
@@ -290,11 +291,7 @@ def claims(text: str) -> list[str]:
 
 # ---- the site --------------------------------------------------------------------------------------------------------
 def site():
-    spec = importlib.util.spec_from_file_location("site_of_the_documents", ROOT / "docs/site.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return script("docs/site.py")
 
 
 def test_the_site_is_built_without_a_complaint(tmp_path):

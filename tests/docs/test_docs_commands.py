@@ -31,6 +31,7 @@ from fedlens.core.errors import BadInput
 from fedlens.flower import launch
 from fedlens.runs.grid import seeds_of
 from fedlens.simulate.finish import check_start
+from scripts import script
 from test_docs import CARDS, FEW, PAGES, ROOT, bars, blocks, decide, fedlens, needs, smaller
 
 RESULTS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "results").glob("*.md"))
@@ -107,10 +108,7 @@ def comparable(words: list[str]) -> str:
 
 def writes_cards(words: list[str]) -> None:
     """Whatever it makes of the methods, which is test_cards.py's matter."""
-    spec = importlib.util.spec_from_file_location("writer_of_cards", ROOT / words[1])
-    writer = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(writer)
-    place = Path("cards").resolve()
+    writer, place = script(words[1]), Path("cards").resolve()
     (place / "methods").mkdir(parents=True, exist_ok=True)
     (place / "methods/gone.md").write_text("of a method that is no more")
     texts = {place / "methods.md": "all", place / "methods/one.md": "one"}
@@ -126,9 +124,7 @@ def draws_releases(words: list[str]) -> str | None:
     """With fewer images and steps: how well its network knows them is not the matter here."""
     if not os.environ.get("FEDLENS_DATA"):
         return "its data are found through FEDLENS_DATA, which is not set"
-    spec = importlib.util.spec_from_file_location("drawer_of_releases", ROOT / words[1])
-    drawer = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(drawer)
+    drawer = script(words[1])
     drawer.TRAINED, drawer.EPOCHS, drawer.STEPS, drawer.IMAGES = 60, 1, 4, Path("released").resolve()
     drawer.IMAGES.mkdir()
     with redirect_stdout(io.StringIO()):
@@ -146,9 +142,7 @@ def as_a_federation(words: list[str]) -> None:
 
 def started(words: list[str]) -> None:
     """Up to the programs that it calls; those are CI's, and a new environment is made below."""
-    spec = importlib.util.spec_from_file_location("start", ROOT / "start.py")
-    start, called = importlib.util.module_from_spec(spec), []
-    spec.loader.exec_module(start)
+    start, called = script("start.py"), []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", words[1:])
         patch.setattr(start, "set_up", lambda extra: None)

@@ -1,24 +1,16 @@
 """docs/check.py finds what is hard to read; docs/architecture.py writes what the code is."""
 
-import importlib.util
-import sys
 from pathlib import Path
 
 import pytest
+
+from scripts import script
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 
 
-def script(name):
-    spec = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-check, architecture = script("check"), script("architecture")
+check, architecture = script("docs/check.py"), script("docs/architecture.py")
 LONG = "word " * 31
 
 

@@ -1,7 +1,5 @@
 """The evidence of `recommend` is what results/data makes of it."""
 
-import importlib.util
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +7,7 @@ import pytest
 from fedlens import config
 from fedlens.algorithms import ALGORITHMS
 from fedlens.recommend.rank import described, known
+from scripts import script
 
 ROOT = Path(__file__).parents[2]
 WORDS = ("data=mnist5k", "partition=dirichlet", "partition.alpha=0.3", "clients=5", "model=cnn2", "rounds=7")
@@ -16,11 +15,7 @@ WORDS = ("data=mnist5k", "partition=dirichlet", "partition.alpha=0.3", "clients=
 
 @pytest.fixture(scope="module")
 def evidence():
-    spec = importlib.util.spec_from_file_location("evidence_of_results", ROOT / "docs/evidence.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return script("docs/evidence.py")
 
 
 def cell(row, *words, seed=0, last=None, over=(), **personal):

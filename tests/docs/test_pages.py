@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
 from pathlib import Path
 
 import pytest
+
+from scripts import script
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def pages():
-    spec = importlib.util.spec_from_file_location("pages", ROOT / "docs" / "pages.py")
-    assert spec is not None and spec.loader is not None
-    module = sys.modules["pages"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("docs/pages.py")
 
 
 def run(value, seed=0, words=("algorithm=fedavg",), over=(), row="fedavg"):

@@ -1,11 +1,12 @@
 """benchmarks/evidence.py: cells that are cut keep their curves, and travel to another machine with their checkpoint."""
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
 
 import pytest
+
+from scripts import script
 
 ROOT = Path(__file__).parents[2]
 WORDS = ("device=cpu", "engine=sequential", "data=mnist5k", "model=mlp", "model.hidden=4", "rounds=4", "local.epochs=1")
@@ -14,11 +15,7 @@ WORDS = (*WORDS, "local.batch_size=64", "evaluate.every=1", "evaluate.personal=n
 
 @pytest.fixture(scope="module")
 def evidence():
-    spec = importlib.util.spec_from_file_location("evidence_queue", ROOT / "benchmarks/evidence.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return script("benchmarks/evidence.py")
 
 
 def test_what_is_required_comes_first(evidence):
