@@ -416,6 +416,7 @@ def test_every_experiment_survives(tmp_path_factory, experiment):
         ("lr=inf", "local.lr is 'inf', but it should be a finite number"),
         ("lr=-1", "local.lr is -1, but it should be greater than 0"),
         ("momentum=1", "local.momentum is 1, but it should be less than 1"),
+        ("data=folder data.path=x data.holdout=1", "data.holdout is 1, but it should be less than 1"),
         ("local=5", "local is 5, but it should have fields such as epochs, steps, batch_size, optimizer, lr, momentum, "
                     "weight_decay, schedule, class_weights"),
         ("augment=flop", "augment is 'flop', but it should be 'none', 'flip', 'crop_flip' or 'randaugment'"),

@@ -11,5 +11,6 @@ Positive = Annotated[float, Gt(0)]
 NonNegative = Annotated[float, Ge(0)]
 Share = Annotated[float, Ge(0), Le(1)]
 Momentum = Annotated[float, Ge(0), Lt(1)]
+Part = Annotated[float, Ge(0), Lt(1)]  # never the whole
 Open = Annotated[float, Gt(0), Lt(1)]
 Percent = Annotated[float, Ge(0), Le(100)]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...core.errors import BadInput
-from ...core.fields import Share
+from ...core.fields import Part
 from ...core.files import read_json
 from ...core.rng import key
 from ..formats import stratified
@@ -63,7 +63,7 @@ def leaf_examples(
 class Femnist(Named):
     """Handwritten digits and letters, grey, 28x28, 62 classes, by writer (3,550 of them when complete)."""
 
-    holdout: Share = 0.1  # of each writer's examples, to test on; where LEAF has not split them already
+    holdout: Part = 0.1  # of each writer's examples, to test on; where LEAF has not split them already
     name = "femnist"
     folders = ("femnist", "FEMNIST", "femnist/data")
     fetch = "a folder femnist with LEAF's folders train and test of JSON files"

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from ...core.errors import BadInput
-from ...core.fields import Share
+from ...core.fields import Part
 from ...core.rng import key
 from ..formats import npz, stratified
 from ..images import Decoded, Found
@@ -24,7 +24,7 @@ class Npz(OwnData):
     """A .npz file with x_train, y_train, x_test, y_test, or with x and y, of which a share is held out to test on."""
 
     path: str = ""  # where it lies
-    holdout: Share = 0.2  # only where the file has no test part
+    holdout: Part = 0.2  # only where the file has no test part
     name = "npz"
 
     def find(self) -> Found:

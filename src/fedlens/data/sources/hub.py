@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ...core.errors import BadInput, nearest
-from ...core.fields import Number, Share
+from ...core.fields import Number, Part
 from ...core.rng import key
 from ..formats import stratified
 from ..images import Decoded, Found
@@ -40,7 +40,7 @@ class Hub(OwnData):
     domain: str = ""  # column of domains; empty: there are none
     train: str = "train"  # splits
     test: str = "test"  # one that does not exist: a share of the training part is held out
-    holdout: Share = 0.2  # of the training part, for the test
+    holdout: Part = 0.2  # of the training part, for the test
     config: str = ""  # of the data set, where it has several
     revision: str = "main"  # branch, tag or commit of the data set
     size: Number = 0  # pixels; 0: as they are

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from ...core.errors import BadInput
-from ...core.fields import Number, Share
+from ...core.fields import Number, Part
 from ...core.rng import key
 from ..decode import ENDINGS, Decoding
 from ..formats import stratified
@@ -45,7 +45,7 @@ class OwnImages(OwnData):
     path: str = ""  # where it lies
     size: Number = 32  # pixels of the square that images are made; 0: they are all of one size
     colour: bool = True  # grey ones among them are converted; False: all become grey
-    holdout: Share = 0.2  # only where there is no test part
+    holdout: Part = 0.2  # only where there is no test part
     resize: Literal["crop", "fit", "pad"] = field(
         default="crop", kw_only=True, metadata=LATER
     )  # to the middle square, stretched, or whole with black bars

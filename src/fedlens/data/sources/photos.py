@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...core.errors import BadInput
-from ...core.fields import Count, Share
+from ...core.fields import Count, Part
 from ...core.rng import key
 from ..decode import Decoding
 from ..formats import stratified
@@ -117,7 +117,7 @@ class Celeba(Named):
 
     size: Count = 84  # pixels, LEAF's
     min_examples: Count = 5  # persons with fewer are left out, as in LEAF
-    holdout: Share = 0.1  # of each person's portraits, to test on; LEAF's, where it has not split them already
+    holdout: Part = 0.1  # of each person's portraits, to test on; LEAF's, where it has not split them already
     name = "celeba"
     folders = ("celeba", "CelebA", "celeba/data", "celeba/data/raw", "celeba/raw")
     fetch = "a folder celeba with img_align_celeba/, list_attr_celeba.txt and identity_CelebA.txt"
