@@ -107,10 +107,7 @@ def searches() -> Any:
         axis.set_title(name, fontsize=10)
         axis.legend(loc="lower right", fontsize=8)
     axes[0].set_ylabel("reward, mean of 20 episodes")
-    caption(
-        figure,
-        "Reward: a sub-model's accuracy on 1,000 images of its own, in %. Dots: where the paper's agent converges.",
-    )
+    caption(figure, "Reward: accuracy of sub-models on 1,000 images, in %. Dotted: where the paper's agent converges.")
     return figure
 
 
