@@ -114,20 +114,20 @@ def searches() -> Any:
 def by_client() -> Any:
     """PSE's figure 3a: a dot for each client's accuracy, and the deviation beside the paper's."""
     column, order = "fashion_mnist/4", ("fedavg+ft", "fedrep", "pse")
-    runs = [one for one in cells("pse/table2") if one["column"] == column]
-    figure, axis = pyplot().subplots(figsize=(7.5, 3.2))
-    for at, (row, one) in enumerate((row, one) for row in order for one in runs if one["row"] == row):
-        each = one["each_client"][EVALUATED.get(row, "personal after")].values()
-        values = sorted(100 * value for value in each)
-        low = [value for value in values if value <= values[len(values) // 10 - 1]]
-        axis.plot(values, [at] * len(values), "|", color=colour_of(row), markersize=14, alpha=0.6)
-        axis.plot(sum(values) / len(values), at, "D", color=colour_of(row), markerfacecolor="white", zorder=3)
-        said = f"std {pstdev(values):.1f} (paper {FAIRNESS[row]:.1f}), worst tenth {sum(low) / len(low):.1f}"
+    runs = [one for row in order for one in cells("pse/table2") if (one["row"], one["column"]) == (row, column)]
+    figure, axis = pyplot().subplots(figsize=(7.5, 0.9 + 0.6 * len(runs)))
+    for at, one in enumerate(runs):
+        row, colour = one["row"], COLOURS[order.index(one["row"])]
+        model = EVALUATED.get(row, "personal after")
+        values = [100 * value for value in one["each_client"][model].values()]
+        axis.plot(values, [at] * len(values), "|", color=colour, markersize=14, alpha=0.6)
+        axis.plot(sum(values) / len(values), at, "D", color=colour, markerfacecolor="white", zorder=3)
+        worst = 100 * one["personal"][model.removeprefix("personal ")]["worst_decile"]
+        said = f"std {pstdev(values):.1f} (paper {FAIRNESS[row]:.1f}), worst tenth {worst:.1f}"
         axis.text(101, at, said, va="center", fontsize=8)
         axis.axhline(at, color="#e6e6e6", linewidth=0.8, zorder=0)
-    axis.set_yticks(
-        range(len(runs)), [f"{row}, seed {one['seed']}" for row in order for one in runs if one["row"] == row]
-    )
+    axis.set_yticks(range(len(runs)), [f"{one['row']}, seed {one['seed']}" for one in runs])
+    axis.set_ylim(-0.5, len(runs) - 0.5)
     axis.set(xlabel="accuracy of a client's model on its own test images, %", xlim=(None, 100.5))
     axis.invert_yaxis()
     caption(figure, "Fashion-MNIST, 100 clients of 4 classes each: a mark for each client, diamonds are means.")

@@ -112,15 +112,20 @@ def cells(name: str, known: Runs) -> str:
 
 
 def machines(name: str, known: Runs) -> str:
-    """What a paper's cells ran on; of several machines each with its columns."""
-    columns: dict[str, list[str]] = {}
-    for (grid, _, column, *_), found in known.items():
+    """What a paper's cells ran on; of several machines each with its columns, or with its rows of another's column."""
+    ran: dict[str, dict[str, list[str]]] = {}  # column: machine: rows
+    for (grid, row, column, *_), found in known.items():
         if grid.partition("/")[0] == name:
             for run in found:
-                columns.setdefault(run["machine"], []).append(column)
-    if len(columns) == 1:
-        return next(iter(columns))
-    return "; ".join(f"{machine}: {', '.join(dict.fromkeys(of))}" for machine, of in sorted(columns.items()))
+                ran.setdefault(column, {}).setdefault(run["machine"], []).append(row)
+    of: dict[str, list[str]] = {machine: [] for by in ran.values() for machine in by}
+    if len(of) == 1:
+        return next(iter(of))
+    for column, by in ran.items():
+        usual = max(by, key=lambda machine: len(by[machine]))
+        for machine, rows in by.items():
+            of[machine].append(column if machine == usual else f"{column} {' and '.join(dict.fromkeys(rows))}")
+    return "; ".join(f"{machine}: {', '.join(columns)}" for machine, columns in sorted(of.items()))
 
 
 def queue() -> Any:

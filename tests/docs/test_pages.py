@@ -61,6 +61,9 @@ def test_cells_name_the_machines_of_their_own_paper(pages):
     assert " runs them; a machine. Curves" in pages.cells("fedsls", known)
     known[there] = [run(60.0) | {"machine": "CPU, fp32"}]
     assert "; CPU, fp32: cifar10/0.1; a machine: cifar10/0.05. Curves" in pages.cells("fedsls", known)
+    known[here] = [run(50.0), run(50.0, 1)]
+    known[("fedsls/table1", "uniform", "cifar10/0.05")] = [run(60.0) | {"machine": "CPU, fp32"}]
+    assert "; CPU, fp32: cifar10/0.05 uniform, cifar10/0.1; a machine: cifar10/0.05. " in pages.cells("fedsls", known)
 
 
 def test_sub_models_have_a_value_for_each_seed(pages):
