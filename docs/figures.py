@@ -93,7 +93,7 @@ def protocol() -> Any:
 
 
 def searches() -> Any:
-    """SPATL's agent at the paper's cadence: the mean reward of the episodes between two updates, a line a client."""
+    """SPATL's agent at the paper's cadence: the mean reward of the episodes between two updates, a line a search."""
     rows = json.loads((RESULTS / "data" / "submodels.json").read_text("utf-8"))
     networks = {"resnet20": "ResNet-20, CIFAR-10", "resnet18 stand-in": "ResNet-18, stand-in weights, Tiny-ImageNet"}
     figure, axes = pyplot().subplots(1, len(networks), figsize=(10, 3.6))
@@ -107,7 +107,7 @@ def searches() -> Any:
         axis.set_title(name, fontsize=10)
         axis.legend(loc="lower right", fontsize=8)
     axes[0].set_ylabel("reward, mean of 20 episodes")
-    caption(figure, "Reward: accuracy of sub-models on 1,000 images, in %. Dotted: where the paper's agent converges.")
+    caption(figure, "Reward: accuracy of sub-models on 1,000 images, %. Dotted: where the paper's begins to converge.")
     return figure
 
 
@@ -141,7 +141,7 @@ def losses() -> Any:
     by = {f"{one['column']}, seed {one['seed']}": {int(at): loss for at, loss in one["losses"].items()} for one in kept}
     loss_lines(axis, by)
     axis.set(title="", xlabel="rounds", ylabel="cross-entropy on training images")
-    caption(figure, "PSE: mean over all 100 clients, before they train again.")
+    caption(figure, "PSE: mean over clients that have taken part, before they train again.")
     return figure
 
 

@@ -33,11 +33,12 @@ RESULTS = DOCS.parent / "results"
 VERDICTS = ("holds", "holds partly", "not confirmed", "does not hold", "not tested")
 STAND_IN = "model.weights=stand-in"
 HEAD = ("claim", "protocol, run/paper", "paper", "ours", "verdict", "why")
-SELECTORS = {"whole": "whole model", "agent": "agent, the paper's search", "agent, spend, settle": "agent of `smaller`"}
+SELECTORS = {"whole": "whole model", "agent": "agent, {updates} updates", "agent, spend, settle": "agent of `smaller`"}
 SELECTORS |= {"by norm": "smallest norms", "uniform": "the same share of every layer"}
 NETWORKS = {"resnet20": "ResNet-20", "resnet18 stand-in": "ResNet-18, stand-in weights"}  # of submodels.json
 TOLD = "rounds", "local.epochs", "local.steps"  # of words over a row: their values have a column
 AFTER = "cut out", "norms anew", "after an epoch"
+LOOKS = "Global models: the mean of their last evaluations (`evaluate.last`), and the best one."
 COSTS = ("value", 1), ("seconds", 0)  # of a run, with their digits
 Runs = Mapping[tuple[str, ...], Sequence[Mapping[str, Any]]]
 
@@ -104,11 +105,20 @@ def cells(name: str, known: Runs) -> str:
         rows.append((where, -mean, [row, where, _size(first), str(len(values)), f"{mean:.2f}{spread}", whole, shown]))
     if not rows:
         return "Nothing was run at the paper's full protocol."
-    head = ("row", "column", "rounds x epochs", "seeds", "ours, %", "global model (best round), %", "paper, %")
+    head = (
+        "row",
+        "column",
+        "rounds x epochs",
+        "seeds",
+        "ours, %",
+        "global model, end (best), %",
+        "paper, %",
+    )
     lines = [line for *_, line in sorted(rows)]  # the best of a column first
     ran = f"`python benchmarks/evidence.py --papers {name} --runs DIR device=cuda precision=bf16` runs them"
-    more = "Curves, commands and seconds: [data/evidence.json](data/evidence.json)."
-    return f"{table(head, lines)}\n\n{ran}; {machines(name, known)}. {more}"
+    more = f"{LOOKS} Curves, commands and seconds: [data/evidence.json](data/evidence.json)."
+    cpu = ", those of a CPU with `device=cpu`" if "CPU" in machines(name, known) else ""
+    return f"{table(head, lines)}\n\n{ran}{cpu}; {machines(name, known)}. {more}"
 
 
 def machines(name: str, known: Runs) -> str:
@@ -171,7 +181,7 @@ def _size(run: Mapping[str, Any]) -> str:
 
 
 def submodels(rows: Sequence[Mapping[str, Any]]) -> str:
-    """What selectors leave of the same networks (`benchmarks/submodels.py --paper`), a value for each seed."""
+    """What selectors leave of a network (`benchmarks/submodels.py`, --paper or --stand-in), a value for each seed."""
     rows = sorted((row for row in rows if row["paper"]), key=lambda row: row["seed"])
 
     def values(found: Sequence[Mapping[str, Any]], key: str, scale: float = 1.0) -> str:
@@ -183,7 +193,7 @@ def submodels(rows: Sequence[Mapping[str, Any]]) -> str:
             if found := [row for row in rows if (row["model"], row["choice"]) == (network, choice)]:
                 seeds = ", ".join(str(row["seed"]) for row in found)
                 left = values(found, "flops", 100) or "100"
-                lines.append([named, name, seeds, left, *(values(found, key) for key in AFTER)])
+                lines.append([named, name.format(**found[0]), seeds, left, *(values(found, key) for key in AFTER)])
     return table(("network", "chosen by", "seeds", "operations left", *AFTER), lines)
 
 

@@ -58,19 +58,19 @@ def test_cells_name_the_machines_of_their_own_paper(pages):
     here, there = ("fedsls/table1", "fedavg", "cifar10/0.05"), ("fedsls/table1", "fedavg", "cifar10/0.1")
     other = ("pse/table2", "pse", "fashion_mnist/3")
     known = {here: [run(50.0)], other: [run(90.0) | {"machine": "elsewhere"}]}
-    assert " runs them; a machine. Curves" in pages.cells("fedsls", known)
+    assert " runs them; a machine. Global models" in pages.cells("fedsls", known)
     known[there] = [run(60.0) | {"machine": "CPU, fp32"}]
-    assert "; CPU, fp32: cifar10/0.1; a machine: cifar10/0.05. Curves" in pages.cells("fedsls", known)
+    assert " with `device=cpu`; CPU, fp32: cifar10/0.1; a machine: cifar10/0.05. " in pages.cells("fedsls", known)
     known[here] = [run(50.0), run(50.0, 1)]
     known[("fedsls/table1", "uniform", "cifar10/0.05")] = [run(60.0) | {"machine": "CPU, fp32"}]
     assert "; CPU, fp32: cifar10/0.05 uniform, cifar10/0.1; a machine: cifar10/0.05. " in pages.cells("fedsls", known)
 
 
 def test_sub_models_have_a_value_for_each_seed(pages):
-    whole = {"model": "resnet20", "paper": True, "choice": "whole", "cut out": 80.0, "after an epoch": 81.0}
+    about = {"model": "resnet20", "paper": True, "updates": 40}
+    whole = {**about, "choice": "whole", "cut out": 80.0, "after an epoch": 81.0}
     agent = {
-        "model": "resnet20",
-        "paper": True,
+        **about,
         "choice": "agent",
         "flops": 0.795,
         "cut out": 70.0,
@@ -82,9 +82,9 @@ def test_sub_models_have_a_value_for_each_seed(pages):
     rows += [{**agent, "model": "resnet18 stand-in", "seed": 0, "cut out": 30.0}]
     assert pages.submodels(rows).splitlines()[2:] == [
         "| ResNet-20 | whole model | 4, 5 | 100 | 80.0 / 80.0 |  | 81.0 / 81.0 |",
-        "| ResNet-20 | agent, the paper's search | 4, 5 | 79.5 / 79.5 | 70.0 / 60.0 | 71.0 / 71.0 | 9.0 / 9.0 |",
+        "| ResNet-20 | agent, 40 updates | 4, 5 | 79.5 / 79.5 | 70.0 / 60.0 | 71.0 / 71.0 | 9.0 / 9.0 |",
         "| ResNet-20 | smallest norms | 5 | 79.5 | 70.0 | 71.0 | 9.0 |",
-        "| ResNet-18, stand-in weights | agent, the paper's search | 0 | 79.5 | 30.0 | 71.0 | 9.0 |",
+        "| ResNet-18, stand-in weights | agent, 40 updates | 0 | 79.5 | 30.0 | 71.0 | 9.0 |",
     ]
 
 

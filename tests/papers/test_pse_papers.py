@@ -222,26 +222,37 @@ def test_confusions_by_a_loop(runs):
 
 @pytest.mark.parametrize("name", ["fedrep", "ditto"])
 def test_training_loss_by_hand(runs, name):
-    """Weights put together from the checkpoint's file and the clients' memories, one image after another."""
+    """Weights put together from the checkpoint's file and memories of who took part, one image after another."""
     opened = OpenedRun.open(runs[name])
     folder, module = opened.folder, opened.net.module
     found, first = opened.training_losses(), opened.net.initial_weights().clone().params
     assert list(found) == [1, 2, 3] == folder.rounds()
     for round in (1, 3):
         losses, memories = [], folder.client_memories(round)
-        for client, index in opened.federation.train.items():
-            weights = dict(first)
+        for client, memory in memories.items():
+            index, weights = opened.federation.train[client], dict(first)
             if name == "fedrep":
-                weights |= folder.at(round).state.model.params
-                weights |= memories[client].private.params if client in memories else {}
-            elif client in memories:
-                weights |= memories[client].own.params
+                weights |= folder.at(round).state.model.params | memory.private.params
+            else:
+                weights |= memory.own.params
             module.load_state_dict(weights)
             x = opened.federation.data.prepare(opened.federation.data.x[index], None)
             logits = [module(one[None]).detach() for one in x]
             each = [F.cross_entropy(z, y[None]).item() for z, y in zip(logits, opened.images.y[index], strict=True)]
             losses.append(sum(each) / len(each))
-        assert found[round] == pytest.approx(sum(losses) / 4, abs=1e-5)
+        assert found[round] == pytest.approx(sum(losses) / len(losses), abs=1e-5)
+    assert len(folder.client_memories(1)) < 4  # so that who has not taken part would be noticed
+
+
+def test_training_loss_of_one_model_is_over_all_clients(run, tmp_path):
+    opened = OpenedRun.open(run(tmp_path / "fedavg", "algorithm=fedavg", "rounds=2"))
+    checkpoint, module, losses = opened.folder.at(2), opened.net.module, []
+    assert not checkpoint.versions
+    module.load_state_dict({**checkpoint.state.model.params})
+    for index in opened.federation.train.values():
+        x = opened.federation.data.prepare(opened.federation.data.x[index], None)
+        losses.append(F.cross_entropy(module(x).detach(), opened.images.y[index]).item())
+    assert opened.training_losses()[2] == pytest.approx(sum(losses) / 4, abs=1e-5)
 
 
 def test_names_of_runs(runs, run, tmp_path):

@@ -165,21 +165,23 @@ class OpenedRun:
     def training_losses(self) -> dict[int, float]:
         """After each round of training with a checkpoint: cross-entropy of clients' models on their training images.
 
-        The mean over all clients, before they train again; one that has not taken part yet has the private part it
-        began with. Training itself records no loss, so this is measured afterwards: keep=N leaves a checkpoint every
-        N rounds.
+        The mean over clients, before they train again. Where clients keep something of their own, over those that have
+        taken part: the rest have it as it began, and would hide how training goes. Training itself records no loss, so
+        this is measured afterwards: keep=N leaves a checkpoint every N rounds.
         """
         kept = rounds_of(self.folder).counted({round: round for round in self.folder.rounds()})
         if len(kept) < 2:
             raise BadInput(
                 f"{self.folder.path} has no checkpoint of an earlier round: run it with keep=1, or keep=N for less"
             )
-        found, clients = {}, sorted(self.federation.train)
+        found = {}
         with torch.no_grad(), self.at_work():
             for trained, (round, _) in kept.items():
-                models = self.client_models(self.folder.at(round), clients)
+                checkpoint = self.folder.at(round)
+                clients = sorted(checkpoint.versions or self.federation.train)
                 losses = [
-                    self._loss(model, Shard(self.federation.data, self.federation.train[c])) for c, model in models
+                    self._loss(model, Shard(self.federation.data, self.federation.train[client]))
+                    for client, model in self.client_models(checkpoint, clients)
                 ]
                 found[trained] = sum(losses) / len(losses)
         return found

@@ -128,7 +128,7 @@ FIGURES = [
         leaves_open=(
             *LEAVES_OPEN,
             "The three cases of (b): CIFAR-10 with 2 classes, CIFAR-100 with 5, Fashion-MNIST with 4. The loss is that "
-            "of every tenth round.",
+            "of every tenth round, over clients that have taken part.",
         ),
     ),
     Figure(
