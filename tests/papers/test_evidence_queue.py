@@ -116,7 +116,7 @@ def test_results_of_another_machine_are_added_once(evidence, tmp_path):
 
 def test_losses_are_kept_and_a_cell_is_measured_once(evidence, tmp_path, monkeypatch):
     local = next(one for one in evidence.queue(["pse"]) if one.row == "local")
-    words, file = (*WORDS, "keep=2"), tmp_path / "e.json"
+    words, file = (*WORDS, "keep=2", "clients=4", "cohort=everyone"), tmp_path / "e.json"
     assert evidence.work([local], tmp_path, words, until=float("inf")) == 0
     monkeypatch.setattr(evidence, "_measured", lambda *_: pytest.fail("measured again"))
     (row,) = evidence.collected(file, [local], tmp_path, words, ready=True)
