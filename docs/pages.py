@@ -105,20 +105,13 @@ def cells(name: str, known: Runs) -> str:
         rows.append((where, -mean, [row, where, _size(first), str(len(values)), f"{mean:.2f}{spread}", whole, shown]))
     if not rows:
         return "Nothing was run at the paper's full protocol."
-    head = (
-        "row",
-        "column",
-        "rounds x epochs",
-        "seeds",
-        "ours, %",
-        "global model, end (best), %",
-        "paper, %",
-    )
+    head = ("row", "column", "rounds x epochs", "seeds", "ours, %", "global model, end (best), %", "paper, %")
     lines = [line for *_, line in sorted(rows)]  # the best of a column first
     ran = f"`python benchmarks/evidence.py --papers {name} --runs DIR device=cuda precision=bf16` runs them"
     more = f"{LOOKS} Curves, commands and seconds: [data/evidence.json](data/evidence.json)."
-    cpu = ", those of a CPU with `device=cpu`" if "CPU" in machines(name, known) else ""
-    return f"{table(head, lines)}\n\n{ran}{cpu}; {machines(name, known)}. {more}"
+    where = machines(name, known)
+    cpu = ", those of a CPU with `device=cpu`" if "CPU" in where else ""
+    return f"{table(head, lines)}\n\n{ran}{cpu}; {where}. {more}"
 
 
 def machines(name: str, known: Runs) -> str:

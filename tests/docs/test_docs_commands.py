@@ -306,7 +306,7 @@ QUICK = {  # a look instead of a measurement
     "spatl.py": "--device cpu --models cnn2 --repeats 1 --images 60",
     "startup.py": "--repeats 1 rounds=1 model=mlp",
     "steps.py": "--device cpu --quick",
-    "submodels.py": "--data mnist5k --model cnn2 --images 80 --epochs 1 1 --episodes 2 1",
+    "submodels.py": "--data mnist5k --model cnn2 --images 80 --epochs 1 1 --episodes 2 1 --updates 1",
     "time_to_accuracy.py": "rounds=2 clients=4 local.steps=1",
 }
 OF_COMPARE = {"fedlens_job.py", "job.py", "pfl_job.py", "tight.py"}  # it starts them
