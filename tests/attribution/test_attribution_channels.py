@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 
 from fedlens.attribution import ChannelTaps, attribute, channel_gradients, layer_names, layer_saliency
 from fedlens.core.errors import BadInput
@@ -242,6 +243,37 @@ def test_taps_take_a_score_that_mixes_two_networks():
         score = (net.forward(ours, x).features * b.detach()).sum()
     for layer, value in alone.gradients(score).items():
         torch.testing.assert_close(found[layer], value)
+
+
+class _Sides(TorchFunctionMode):
+    """Notes the sides of the maps that ReLUs get, and does not mind their order."""
+
+    any_order = True
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func.__name__ == "relu" and args[0].dim() == 4:
+            self.seen.append(args[0].shape[-1])
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("tap", ["conv", "relu"])
+@pytest.mark.parametrize("cam", ["gradcam", "gradcam++"])
+def test_pools_run_before_relus_where_a_tap_cannot_tell(tap, cam):
+    """The bits are those of the model's own order, and with tap=conv ReLUs get the pooled maps."""
+    first = Network(MODELS["pse_net"]().build(10, 3, 16))
+    plain, weights = first.copy(), first.initial_weights()
+    plain.module.extractor.__class__ = nn.Sequential
+    x = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    batch = Tree(x=x, y=LABELS[:4], weight=torch.ones(4))
+    with _Sides() as sides:
+        found = channel_gradients(first, weights, batch, tap=tap, cam=cam)
+    wanted = channel_gradients(plain, weights, batch, tap=tap, cam=cam)
+    assert all(torch.equal(found[layer], wanted[layer]) for layer in wanted) and any(map(torch.any, wanted.leaves()))
+    assert sides.seen == ([8, 4, 2] if tap == "conv" else [16, 8, 4])
 
 
 def test_a_step_can_be_recorded():

@@ -96,6 +96,19 @@ def test_whoever_watches_sees_the_model_s_own_order():
     assert [node.target for node in traced.nodes][1:4] == ["body.0", "body.1", "body.2"]
 
 
+def test_a_watcher_that_does_not_mind_lets_pools_run_first():
+    module = layers(nn.MaxPool2d(2))
+    module(IMAGES.double())
+    pool_first(module)
+    with Watching() as careless:
+        careless.any_order = True
+        module(IMAGES.double())
+        with Watching() as careful:
+            module(IMAGES.double())
+    sides = [[shape[2] for name, shape in watching.seen if name == "relu"] for watching in (careless, careful)]
+    assert sides == [[5, 2, 2, 11, 4, 2], [11, 4, 2]]
+
+
 @pytest.mark.parametrize("hooked", [1, 2])
 def test_a_part_with_a_hook_keeps_its_place(hooked):
     module = layers(nn.MaxPool2d(2))

@@ -123,6 +123,7 @@ class ChannelTaps(Rewriting):
         _known("cam", cam, Cam)
         super().__init__(net, [(CONVOLUTIONS, self._convolution), (RELUS, self._relu)])
         self.tap, self.cam = tap, cam
+        self.any_order = tap == "conv"  # a max pool may run before the ReLU: what reaches a convolution is the same
         self.leaves: dict[str, Tensor] = {}
         self.places: dict[str, int] = {}  # positions in a channel of one image
         self.was_read = False  # set, another way back through the same pass leaves the taps alone

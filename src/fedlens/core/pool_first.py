@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import _get_current_function_mode_stack
 
 
 class PoolFirst(nn.Sequential):
@@ -16,9 +17,7 @@ class PoolFirst(nn.Sequential):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        # Whoever watches, traces or compiles operations finds them in the order that the model has.
-        watched = type(input) is not Tensor or torch._C._len_torch_function_stack() or torch.compiler.is_compiling()
-        if watched or input.device.type != "cpu":
+        if type(input) is not Tensor or input.device.type != "cpu" or _watched():
             return super().forward(input)
         waiting: nn.Module | None = None
         for part in self:
@@ -32,6 +31,15 @@ class PoolFirst(nn.Sequential):
             else:
                 input = part(input)
         return input if waiting is None else waiting(input)
+
+
+def _watched() -> bool:
+    """Whether somebody traces, compiles or watches operations, who finds them in the order that the model has.
+
+    A function mode with `any_order` set looks at nothing between a ReLU and the pool behind it.
+    """
+    stack = _get_current_function_mode_stack() if torch._C._len_torch_function_stack() else ()
+    return torch.compiler.is_compiling() or not all(getattr(mode, "any_order", False) for mode in stack)
 
 
 def pool_first(module: nn.Module) -> None:
