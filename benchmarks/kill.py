@@ -2,8 +2,9 @@
 
     python benchmarks/kill.py [--kills 30] [--seed 0]
 
-Eight configurations, tiny runs. Each is run once as it is; then it is started, killed after a random time, started
-again and so on, until it ends by itself. Prints a row for each, and ends with an error where bits differ.
+Eight configurations, tiny runs. Each is run once as it is; then it is started, killed, started again and so on, until
+it ends by itself. A kill comes a random time after a random one of the checkpoints that are still to come, or of the
+start: rounds differ much in length. Prints a row for each, and ends with an error where bits differ.
 """
 
 import argparse
@@ -53,6 +54,11 @@ def runs(folder: Path) -> list[Path]:
     return sorted(path.parent for path in folder.rglob("config.yaml"))
 
 
+def newest(out: Path) -> int:
+    """The round of the newest checkpoint in the runs below."""
+    return max((int(path.stem) for path in out.rglob("checkpoints/[0-9]*.json")), default=0)
+
+
 def disturbed(
     nursery: Nursery, name: str, folder: Path, kills: int, draw: random.Random
 ) -> tuple[list[int], list[str]]:
@@ -60,19 +66,23 @@ def disturbed(
     began = time.perf_counter()
     ended = nursery(*words(name, "whole", folder), cwd=folder)
     assert ended.code == 0, ended.err
-    whole, done, number = time.perf_counter() - began, [], 0
+    last = newest(folder / "whole")
+    step, done, number = (time.perf_counter() - began) / (last + 1), [], 0
     while len(done) < kills:
         out, number = f"killed{number}", number + 1  # one that has ended leaves the rest of the kills to another
         while True:
             nursery.begin(*words(name, out, folder), cwd=folder)
-            time.sleep(draw.uniform(0, whole / 2) if len(done) < kills else 0)
+            if len(done) < kills:
+                after = draw.randint(newest(folder / out), last)
+                while newest(folder / out) < after and not nursery.over:
+                    time.sleep(0.005)
+                time.sleep(draw.uniform(0, 2 * step))
             if len(done) == kills or nursery.over:
                 ended = nursery.end()
                 assert ended.code == 0, ended.err
                 break
             nursery.kill()
-            found = (folder / out).rglob("checkpoints/[0-9]*.json")
-            done.append(max((int(path.stem) for path in found), default=0))
+            done.append(newest(folder / out))
     found = []
     for each in range(number):
         pairs = zip(runs(folder / "whole"), runs(folder / f"killed{each}"), strict=True)

@@ -200,9 +200,11 @@ def _download(name: str) -> Path:
     try:
         from huggingface_hub import hf_hub_download  # pyright: ignore[reportMissingImports]  an extra
     except ImportError as error:
-        raise BadInput(f"weights={name} is fetched from the hub: pip install 'fedlens[hub]'") from error
+        said = f"weights={name} is fetched from the hub: pip install 'fedlens[hub]'"
+        raise BadInput(f"{said}, or give a file of theirs, as model.weights=FILE") from error
     try:
         return Path(hf_hub_download(name, "model.safetensors"))
     except Exception as error:  # offline, unknown id, no such file: the hub has a dozen classes for these
         first = str(error).strip().partition("\n")[0]
-        raise BadInput(f"weights={name} could not be fetched from the hub: {first}") from error
+        said = f"weights={name} could not be fetched from the hub: {first}"
+        raise BadInput(f"{said}; without a network give a file of theirs, as model.weights=FILE") from error
