@@ -296,6 +296,7 @@ QUICK = {  # a look instead of a measurement
     "peers/gpu.py": "--device cpu --quick",
     "pse_cost.py": "--device cpu --clients 2 --steps 2 --rounds 1",
     "pse_excited.py": "--clients 1 --steps 2 --presets default",
+    "pse_looks.py": "--help",
     "quick.py": "--only fedsls/cost",
     "ray_cluster.py": "clients=4 cohort=4 rounds=5 model=cnn2",
     "residency.py": "--device cpu --images 400 --side 16 --rounds 2 --model cnn2",
