@@ -1,12 +1,17 @@
-"""FedXDS: soft masks of constant maps, and integrated gradients as the released code sums them."""
+"""FedXDS: soft masks of constant maps, integrated gradients as the released code sums them, LRP as printed."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 import torch
 
 from fedlens.algorithms import FedXDS
+from fedlens.attribution.masks import top_share
+from fedlens.core.network import Network
 from fedlens.core.rng import generator
+from fedlens.models import model_named
 from small import network
 
 SEED, OFFICIAL = torch.tensor(5), FedXDS(**FedXDS.presets["official"])
@@ -68,3 +73,17 @@ def test_official_sums_at_the_right_ends():
     official = FedXDS(**FedXDS.presets["official"] | {"attribution": "ig", "target": "true"})
     found = official.pixel_scores(net, net.initial_weights(), x, y, 64, SEED)
     assert (found - by_hand([(s + 1) / 20 for s in range(20)], x, y)).abs().max() <= 1e-12
+
+
+def test_the_printed_rule_of_lrp_keeps_the_pixels_of_input_times_gradient():
+    """Equation 6 on a ReLU network with norms, at any weights: all but the odd pixel. The code's rules keep others."""
+    net, paper = Network(model_named("resnet8").build(10, 3, 16)), FedXDS(**FedXDS.presets["paper"])
+    weights = net.initial_weights().map(lambda w: w + 0.05 * torch.randn(w.shape, generator=generator(3)).abs())
+    x, y = torch.randn(8, 3, 16, 16, generator=generator(4)), torch.arange(8)
+
+    def kept(method: FedXDS) -> torch.Tensor:
+        return top_share(method.pixel_scores(net, weights, x, y, 64, SEED), drop=70).bool()
+
+    gradient, printed = kept(replace(paper, attribution="inputxgrad")), kept(paper)
+    coded = kept(replace(paper, lrp="epsilon_plus_flat"))
+    assert (gradient & printed).sum() >= 0.99 * printed.sum() and (gradient & coded).sum() <= 0.6 * coded.sum()
