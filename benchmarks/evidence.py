@@ -93,7 +93,7 @@ def _fedxds() -> Iterator[Wanted]:
     """Section 1: FedXDS's table 1 at its own protocol, seed 0 of everything first."""
     table1 = [Wanted("fedxds/table1", row, MAIN) for row in ("fedavg", "fedx_lrp", "scaffold", "feddyn")]
     official = Wanted("fedxds/sharing", "lrp masks (released code)", MAIN)
-    # Equation 6 keeps the pixels of input x gradient, so that fedx_lrp is no test of LRP: the code's rules are.
+    # Equation 6 keeps the pixels of input x gradient, so that fedx_lrp tests LRP as printed alone.
     coded = replace(table1[1], row="fedx_lrp_code")
     # FedXDS trains on two batches a step, after ten rounds of ten epochs of everybody: as many images as in these.
     longer = replace(table1[0], words=("rounds=440",))
@@ -147,6 +147,8 @@ def _pse() -> Iterator[Wanted]:
     for seed in (0, 1):  # the other reading of equation 6: places attend to each other
         both = (Wanted("pse/table2", row, "fashion_mnist/3", ("model.tokens=spatial",), seed) for row in some[:2])
         yield from _optional(both)
+    whole = ("model.ceil=true",)  # a network that sees all of 28 pixels
+    yield from _optional(Wanted("pse/table2", row, "fashion_mnist/3", whole) for row in some)
     for seed in (0, 1):  # tables 1 and 3, the column that both have
         joint = "fashion_gray_colour/3"
         yield from _optional(Wanted("pse/table1", row, joint, seed=seed) for row in some)

@@ -860,3 +860,24 @@ class Unfinished(Model):
 def test_a_model_must_say_what_it_builds():
     with pytest.raises(NotImplementedError, match="Unfinished"):
         built(Unfinished())
+
+
+def test_pools_of_pse_net_keep_what_is_left_over():
+    """With ceil every place of the last maps has a gradient; without it a row and a column of 28 pixels' have none."""
+
+    def places(size: int, ceil: bool) -> torch.Tensor:
+        module = PseNet(ceil=ceil).network(10, 3, size)
+        x = torch.randn(8, 3, size, size, generator=torch.Generator().manual_seed(0))
+        maps = module.extractor[:8](x).detach().requires_grad_()  # before the last pool
+        after = module.extractor[8:](maps)
+        score = module.head(module.embed(module.attend(*module.project(after)))).sum()
+        return torch.autograd.grad(score, maps)[0].abs().sum((0, 1)) > 0
+
+    assert bool(places(28, True).all()) and places(28, False).tolist() == [
+        [at < 6 and b < 6 for b in range(7)] for at in range(7)
+    ]
+    assert bool(places(32, True).all()) and bool(places(32, False).all())
+    same, other = (PseNet(ceil=ceil).network(10, 3, 32) for ceil in (False, True))
+    other.load_state_dict(same.state_dict())
+    x = torch.randn(2, 3, 32, 32)
+    assert torch.equal(same(x), other(x))

@@ -18,6 +18,7 @@ CLAIMS = yaml.safe_load((Path(__file__).parents[2] / "docs" / "claims.yaml").rea
 BASELINES = ("fedavg", "fedprox", "moon", "feddecorr", "fedau")
 DATA, ALPHAS = ("cifar10", "cifar100", "cinic10", "tiny_imagenet"), ("0.5", "0.1", "0.05")
 GRADIENTS = ("inputxgrad", "smoothgrad", "ig")
+FEDXDS_BASELINES = ("fedavg", "fedprox", "feddyn", "scaffold", "fedsam", "feddisco", "fedfed", "fedftg", "fedgen")
 K10 = "cifar10/K10/0.1"
 EVERY = [f"K{k}/{alpha}" for k in (10, 100) for alpha in ("0.05", "0.1")]
 
@@ -55,20 +56,13 @@ def is_growing(values: list[float]) -> bool:
 
 
 # ---- FedSLS ----------------------------------------------------------------------------------------------------------
-def test_fedsls_at_the_strongest_skew():
-    there = {over: leads(over, "cifar10")[2] for over in BASELINES}
-    share = [100 * lead / fedsls(over, "cifar10", "0.05") for over, lead in there.items()]
-    told = said("fedsls", "With 63.43 %")["paper"]
-    assert told.startswith(f"{min(there.values()):.2f} to {max(there.values()):.2f} points")
-    assert f"{min(share):.0f} to {max(share):.0f} %" in told
-
-
 def test_fedsls_over_the_nearest_baseline():
     names = ("CIFAR-10", "CIFAR-100", "CINIC-10", "Tiny-ImageNet")
     found = {name: nearest(data) for name, data in zip(names, DATA, strict=True)}
     told = said("fedsls", "It improves significantly")
     assert "; ".join(f"{name} {listed(values)}" for name, values in found.items()) in told["paper"]
-    assert not any(map(is_growing, found.values())) and min(map(min, found.values())) > 0
+    more = [values[2] - values[0] for values in found.values()]
+    assert min(map(min, found.values())) > 0 and sum(one > 0 for one in more) == 3 and round(max(more), 1) == 0.6
     deviations = reproducible()["fedsls/table1"].paper
     places = [(data, alpha, lead) for data in DATA for alpha, lead in zip(ALPHAS, nearest(data), strict=True)]
     assert sum(lead < (deviations["fedsls", f"{data}/{alpha}"].std or 0) for data, alpha, lead in places) == 3
@@ -97,10 +91,11 @@ def test_fedsls_on_tiny_imagenet():
     told = said("fedsls", "On Tiny-ImageNet")["paper"]
     over = leads("moon", "tiny_imagenet")
     assert told == f"{sum(every) / len(every):.1f} on average; {over[0]:.2f}, {over[1]:.2f} and {over[2]:.2f} over MOON"
-    lost = [fedsls("fedavg", data, "0.5") - fedsls("fedavg", data, "0.05") for data in ("tiny_imagenet", "cifar10")]
-    cinic = fedsls("fedavg", "cinic10", "0.5") - fedsls("fedavg", "cinic10", "0.05")
-    words = f"FedAvg loses {lost[0]:.1f} from 0.5 to 0.05 there, {lost[1]:.1f} on CIFAR-10, {cinic:.1f} on CINIC-10"
-    assert said("fedsls", "Alpha matters little")["paper"] == words
+    order = "tiny_imagenet", "cifar10", "cinic10", "cifar100"
+    lost = [fedsls("fedavg", data, "0.5") - fedsls("fedavg", data, "0.05") for data in order]
+    assert f"Single leads are {min(every):.1f} to {max(every):.1f}." in said("fedsls", "On Tiny-ImageNet")["why"]
+    words = f"FedAvg loses {lost[0]:.1f} from 0.5 to 0.05 there, {lost[1]:.1f} on CIFAR-10, {lost[2]:.1f} on CINIC-10"
+    assert said("fedsls", "Alpha matters little")["paper"] == f"{words}, {lost[3]:.1f} on CIFAR-100"
 
 
 def test_fedsls_without_saliency():
@@ -114,16 +109,17 @@ def test_fedsls_without_saliency():
 def test_fedsls_megabytes():
     each = 89.38e6 / 4 / 1000  # of float32
     assert round(50 * 89.38) == 4469 and round(each) == 22345 > 7 * 3 * 32**2
-    assert "22,345 numbers an image, of 3,072" in said("fedsls", "The latents have fewer")["paper"]
+    assert "22,345 numbers an image over all layers" in said("fedsls", "The latents have fewer")["paper"]
 
 
 # ---- FedXDS ----------------------------------------------------------------------------------------------------------
 def test_fedxds_other_attributions():
     own, public = numbers("fedxds", "table1"), numbers("fedxds", "public")
-    rows = ("fedavg", "fedprox", "feddyn", "scaffold", "fedsam", "feddisco", "fedfed", "fedftg", "fedgen")
 
     def ahead(attribution: str, column: str) -> list[str]:
-        values = {row: own(row, column) for row in rows} | {row: public(row, column) for row in ("fedaux", "feddf")}
+        values = {row: own(row, column) for row in FEDXDS_BASELINES} | {
+            row: public(row, column) for row in ("fedaux", "feddf")
+        }
         return [row for row, value in values.items() if value > own(f"fedx_{attribution}", column)]
 
     found = [len(ahead(name, K10)) for name in GRADIENTS]
@@ -137,7 +133,7 @@ def test_fedxds_sparsity():
     lost = {name: of("60", name) - of("85", name) for name in (*GRADIENTS, "lrp")}
     others = [lost[name] for name in GRADIENTS]
     words = f"LRP loses {lost['lrp']:.1f}, the three gradients {min(others):.1f} to {max(others):.1f}"
-    assert words in said("fedxds", "All attribution methods are stable")["paper"]
+    assert words in said("fedxds", "FedXDS is stable as more pixels go")["paper"]
     below = [step for step in ("60", "65", "70", "75", "80", "85") if all(of(step, g) < last for g in GRADIENTS)]
     assert below == ["75", "80", "85"] and min(of("85", name) for name in lost) > 68
 
@@ -153,17 +149,19 @@ def test_fedxds_with_more_clients():
 
 
 def test_fedxds_on_cifar100():
-    of = numbers("fedxds", "table1")
+    of, public = numbers("fedxds", "table1"), numbers("fedxds", "public")
 
     def lead(over: str, data: str, column: str) -> float:
-        return of("fedx_lrp", f"{data}/{column}") - of(over, f"{data}/{column}")
+        theirs = of if over in FEDXDS_BASELINES else public
+        return of("fedx_lrp", f"{data}/{column}") - theirs(over, f"{data}/{column}")
 
     narrow = {
         (over, column): lead(over, "cifar100", column) < lead(over, "cifar10", column)
-        for over in ("fedavg", "fedfed")
+        for over in (*FEDXDS_BASELINES, "fedaux", "feddf")
         for column in EVERY
     }
-    assert sum(narrow.values()) == 5 and all(value for (_, column), value in narrow.items() if column.endswith(".05"))
+    strong = [value for (_, column), value in narrow.items() if column.endswith(".05")]
+    assert (len(narrow), sum(narrow.values()), len(strong), sum(strong)) == (44, 28, 22, 20)
     assert lead("fedfed", "cifar100", "K10/0.05") == pytest.approx(-0.2)
 
 

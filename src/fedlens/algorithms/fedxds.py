@@ -95,7 +95,7 @@ class FedXDS:
     warmup_augment: bool = True  # whether images of the warm-up are augmented, as `augment` says; released code: not
     continue_from_warmup: bool = False  # train on from the warm-up's model instead of the first weights
     attribution: Literal["lrp", "ig", "smoothgrad", "inputxgrad", "random"] = "lrp"  # how pixels are scored
-    lrp: Literal["epsilon_plus_flat", "epsilon"] = "epsilon_plus_flat"  # rules; epsilon: in effect input x gradient
+    lrp: Literal["epsilon_plus_flat", "epsilon"] = "epsilon_plus_flat"  # rules of LRP; epsilon: as input x gradient
     ig: Literal["midpoint", "right", "legendre"] = "midpoint"  # where integrated gradients look; right: released code
     target: Literal["true", "pred", "batch_labels"] = "true"  # batch_labels: every class of a batch, as released code
     attribution_model: Literal["global", "local"] = "global"  # local: after the last warm-up round's local training

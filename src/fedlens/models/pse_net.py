@@ -50,18 +50,20 @@ class PseNetwork(nn.Module):
         for at, width in enumerate(WIDTHS, 1):
             layers[f"conv{at}"] = nn.Conv2d(channels, width, config.kernel, padding=config.kernel // 2)
             layers[f"relu{at}"] = nn.ReLU()
-            layers[f"pool{at}"] = nn.MaxPool2d(2)
+            layers[f"pool{at}"] = nn.MaxPool2d(2, ceil_mode=config.ceil)
             channels = width
-        side = size // 8
+        side = -(-size // 8) if config.ceil else size // 8
+        left = (side + config.ceil) // 2 if side >= 2 else 1  # of a side, after the pool behind the attention
         self.tokens, self.heads, self.count, self.residual = config.tokens, config.heads, config.count, config.residual
+        self.ceil = config.ceil
         self.extractor = nn.Sequential(layers)
         copies = config.count if config.heads == "projection" else 1
         self.query = Projection(config.proj, channels, copies)
         self.key = Projection(config.proj, channels, copies)
         self.value = Projection(config.proj, channels, copies)
         self.position = nn.Parameter(0.02 * torch.randn(channels, side, side)) if config.position else None
-        self.pool = nn.MaxPool2d(2) if side >= 2 else nn.Identity()
-        self.hidden = nn.Linear(channels * max(side // 2, 1) ** 2, config.hidden)
+        self.pool = nn.MaxPool2d(2, ceil_mode=config.ceil) if side >= 2 else nn.Identity()
+        self.hidden = nn.Linear(channels * left**2, config.hidden)
         self.relu = nn.ReLU()
         self.head = nn.Linear(config.hidden, classes)
 
@@ -120,6 +122,8 @@ class PseNet(Model):
 
     Where the paper is silent or contradicts itself: 3 x 3 convolutions with a max-pool each and no norm, channels as
     tokens (it scales by sqrt(hw) and speaks of channel similarity), heads as groups of channels, 128 hidden units.
+    Pools drop what is left over, as torch's do by default: of 28 pixels the upper left 16 count almost alone, as maps
+    of 7 x 7 become 3 x 3, and these 1 x 1. With ceil=True all count. Sides that 16 divides leave nothing over.
     """
 
     smallest: ClassVar[int] = 8
@@ -132,6 +136,7 @@ class PseNet(Model):
     residual: bool = False  # add the input of the attention to its output
     kernel: Literal[3, 5] = 3  # pixels of a convolution's side
     hidden: Count = 128  # units of the hidden layer
+    ceil: bool = False  # pools keep rows and columns that are left over, as 28 pixels leave some
 
     def network(self, classes, channels, size):
         if self.heads == "groups" and WIDTHS[-1] % self.count:
