@@ -4,7 +4,7 @@
 
 Folders of runs on one split, images of 32 pixels: the methods of PSE's figure 1. All are compared with the global model
 of FedAvg, fine-tuned there, or of the first run that has a whole one. Other whole models are rows, too: how far two
-global models agree is what to expect of a model that nobody changed. A client of PSE trains once more first, which takes
+global models agree is what to expect of a model that nobody changed. Clients of PSE train once more first, which takes
 most of the time. Each client's test images, Grad-CAM of the true class at the last convolution's places.
 
 kept         of the global model's map what the client's map covers: the sum of the smaller of both, each summing to 1
