@@ -122,8 +122,8 @@ class PseNet(Model):
 
     Where the paper is silent or contradicts itself: 3 x 3 convolutions with a max-pool each and no norm, channels as
     tokens (it scales by sqrt(hw) and speaks of channel similarity), heads as groups of channels, 128 hidden units.
-    Pools drop what is left over, as torch's do by default: of 28 pixels the upper left 16 count almost alone, as maps
-    of 7 x 7 become 3 x 3, and these 1 x 1. With ceil=True all count. Sides that 16 divides leave nothing over.
+    Pools drop what is left over, as torch's do by default: of 28 pixels the last five rows and columns hardly count,
+    as maps of 7 x 7 become 3 x 3, and these 1 x 1. With ceil=True all count. Sides that 16 divides leave nothing over.
     """
 
     smallest: ClassVar[int] = 8

@@ -104,8 +104,8 @@ LEAVES_OPEN = (
     "Batch size and weight decay: 10 and 1e-4, as in FedRep's code, whose protocol the text follows (here on biases, "
     "too).",
     "Kernels, pooling, hidden units: 3 x 3, a max-pool after each convolution, 128. Augmentation: none.",
-    "What pools do at edges: they drop what is left over, as by default in PyTorch. Of Fashion-MNIST's 28 pixels the "
-    "upper left 16 count almost alone; with `model.ceil=true` all do.",
+    "What pools do at edges: they drop what is left over, as by default in PyTorch. Of Fashion-MNIST's 28 pixels "
+    "the last five rows and columns hardly count; with `model.ceil=true` all do.",
     "What attends: channels, as 'channel-wise similarity' and the root of w h say. The sizes of equation 6 say places: "
     "`model.tokens=spatial`. Heads are four groups of channels, projections 1 x 1 convolutions over all channels.",
     "Whether position counts in prediction, 'the self-attention mode': it does. Equation 6, the baselines', has none.",
